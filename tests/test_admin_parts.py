@@ -13,7 +13,7 @@ from mqcore import Binding, QueueOptions, QueueStatus, admin, errors, sync
 from mqcore.jobs import Jobs
 from mqcore.throttr import SyncClient
 from served import ServedBroker, serving, wait_until
-from test_admin_changes import Place, new_token
+from test_admin_changes import SAVING, Place, fail_all, new_token
 from test_cli import mqcore as cli
 from test_cli import one
 
@@ -21,7 +21,8 @@ RULES = {
     "all": ("*",),
     "staff": ("*",),
     "viewer": ("inspect",),
-    "operator": ("administer:/queues/*", "administer:/limits/*", "inspect"),
+    "planner": ("administer:/policies/*",),
+    "operator": ("administer:/queues/*", "administer:/limits*", "inspect"),
 }
 URLS = ("tmqp://127.0.0.1:0", "emqp://127.0.0.1:0", "throttr://127.0.0.1:0?value=uint64")
 ADMIN = "http://127.0.0.1:0"
@@ -176,20 +177,41 @@ def test_failed_jobs_are_listed_with_their_errors_and_run_again(
         assert first.returncode == 0, first.stderr
         wait_until(lambda: (found := job_queue(place, "mail")) is not None and found.finished == 4, what="one retry")
         rest = one(cli("jobs", "retry", "mail", "--url", place.url, "--json", MQCORE_TOKEN=place.token))
-        assert (rest["moved"], rest["left"], rest["rejection"]) == (2, 0, None)
+        assert (rest["returned"], rest["rejection"]) == (2, None)
         wait_until(lambda: (found := job_queue(place, "mail")) is not None and found.finished == 6, what="all retries")
         found = job_queue(place, "mail")
         assert found is not None
         assert (found.failed, found.waiting) == (0, 0)
         none = one(cli("jobs", "retry", "mail", "--url", place.url, "--json", MQCORE_TOKEN=place.token))
-        assert none["moved"] == 0
+        assert none["returned"] == 0
     wait_until(lambda: admin.jobs(place.url, token=place.token).workers_total == 0, what="the end of the worker")
 
 
 def test_failed_jobs_of_an_unused_queue_are_an_error_that_says_where_to_look(place: Place) -> None:
     failed = cli("jobs", "failed", "nowhere", "--url", place.url, MQCORE_TOKEN=place.token)
     assert failed.returncode == 3
-    assert b"mqcore dead ls" in failed.stderr
+    assert b"queue nowhere/0 does not exist" in failed.stderr
+
+
+def test_retry_leaves_dead_letters_of_other_queues(place: Place) -> None:
+    options = QueueOptions(
+        status=QueueStatus.ROUND_ROBIN, request_acknowledge=True, put_back_limit=0, dead_letter="grave/1"
+    )
+    with place.connect() as client:
+        client.declare("grave", 1, SAVING)
+        for channel in ("left", "right"):
+            client.declare(channel, 0, options)
+            fail_all(client, f"{channel}/0", [f"{channel}-{number}" for number in range(3)])
+        wait_until(lambda: place.contents("grave/1").ready == 6, what="all are dead letters")
+        listed = one(cli("jobs", "failed", "left", "--url", place.url, "--json", MQCORE_TOKEN=place.token))["jobs"]
+        assert [(job["job"], job["error"]) for job in listed] == [(f"left-{number}", "broken") for number in range(3)]
+        done = one(cli("jobs", "retry", "left/0", "--url", place.url, "--json", MQCORE_TOKEN=place.token))
+        assert done["returned"] == 3
+        assert (place.contents("grave/1").ready, place.contents("left/0").ready) == (3, 3)
+        foreign = next(message.id for message in admin.peek(place.url, "grave/1", token=place.token))
+        missed = cli("jobs", "retry", "left", "--id", foreign or "", "--url", place.url, MQCORE_TOKEN=place.token)
+        assert missed.returncode == 1
+        assert place.contents("grave/1").ready == 3
 
 
 # --- limits ---------------------------------------------------------------------------------------------------
@@ -214,7 +236,7 @@ def test_limits_are_filtered_sorted_paged_changed_and_removed(place: Place, limi
         limiter.insert(f"user:{number:02}", 100 - number, 600)
     limiter.insert("other", 7, 600)
     limiter.set("Note", b"hello", 600)
-    page = admin.limits(place.url, matching="USER:", sort="left", limit=3, offset=1, token=place.tokens["viewer"])
+    page = admin.limits(place.url, matching="USER:", sort="left", limit=3, offset=1, token=place.tokens["operator"])
     assert [(found.key, found.left, found.kind) for found in page.limits] == [
         (b"user:01", 99, "counter"),
         (b"user:02", 98, "counter"),
@@ -237,6 +259,10 @@ def test_limits_are_filtered_sorted_paged_changed_and_removed(place: Place, limi
         admin.set_limit(place.url, "user:00", 1, token=place.token)
     with pytest.raises(errors.Unacceptable, match="buffer"):
         admin.set_limit(place.url, "Note", 1, token=place.token)
+    with pytest.raises(errors.Unauthorized):
+        admin.limits(place.url, token=place.tokens["viewer"])
+    with pytest.raises(errors.BadRequest, match="at most 10000"):
+        admin.limits(place.url, offset=10_001, token=place.token)
     with pytest.raises(errors.BadRequest, match="sort is key"):
         admin.limits(place.url, sort="size", token=place.token)
     for change in (admin.remove_limit, lambda *given, **more: admin.set_limit(*given, 1, **more)):
@@ -288,11 +314,27 @@ def test_peek_hides_members_headers_and_bodies(masked: ServedBroker) -> None:
     assert json.loads(first.body or b"") == {"user": "ann", "Password": "***", "pay": [{"card": "***"}]}
     assert dict(first.headers)["X-Password"] == "***"
     assert dict(first.headers)["Country"] == "fr"
-    assert (second.body, third.body) == (b'{"b":1,  "a":2}', b"\x00\x01")
+    assert json.loads(second.body or b"") == {"b": 1, "a": 2}
+    assert third.body == b"\x00\x01"
     (hidden,) = admin.peek(masked.admin_url, "payments/1")
     assert (hidden.body, hidden.body_bytes) == (b"***", 8)
     shown = place_of(masked).ask("GET", "/queues/orders/1/messages", who=None)[1]["messages"]
     assert [message["masked"] for message in shown] == [True, False, False]
+    # A dead letter is as secret as it was before, and so is the error that quotes it.
+    with sync.connect(masked.url) as mq:
+        options = QueueOptions(
+            status=QueueStatus.ROUND_ROBIN, request_acknowledge=True, put_back_limit=0, dead_letter="graves/1"
+        )
+        mq.declare("graves", 1, QueueOptions(status=QueueStatus.PULL))
+        mq.declare("payments", 2, options)
+        mq.publish("payments/2", "secret-6")
+        with mq.queue("payments", 2).consume(str) as messages:
+            next(messages).nack("secret-6 is wrong")
+        wait_until(lambda: len(admin.peek(masked.admin_url, "graves/1")) == 1, what="the dead letter")
+        (letter,) = admin.peek(masked.admin_url, "graves/1")
+        assert letter.body == b"***"
+        assert dict(letter.headers)["Dead-Letter-Error"] == "***"
+        assert dict(letter.headers)["Dead-Letter-Queue"] == "payments/2"
     # Consumers get everything.
     with sync.connect(masked.url) as mq, mq.join("payments"):
         assert [message.body for message in mq.queue("payments", 1).pull(1, str)] == ["secret-4"]
@@ -344,7 +386,7 @@ def test_policies_change_queues_now_and_later_and_survive_kill_9(tmp_path: Path)
             client.declare("other", 1, QueueOptions(status=QueueStatus.PULL))
             options = QueueOptions(message_limit=3, message_timeout="90s", tag="logs")
             result = admin.set_policy(running.url, "logs", "logs-*", options, priority=5, token=running.token)
-            assert (result.changed, result.rejected) == (8, {})
+            assert (result.changed, result.rejected, result.rejected_total) == (8, {}, 0)
             shown = one(cli("policy", "ls", "--url", running.url, "--json", MQCORE_TOKEN=tokens["viewer"]))
             assert shown["policies"] == [
                 {
@@ -394,6 +436,7 @@ def test_malformed_policies_are_refused(place: Place) -> None:
         ({"pattern": "*", "options": {"nonsense": 1}}, "nonsense"),
         ({"pattern": "*", "options": {"publish_limit": "fast"}}, "publish_limit"),
         ({"options": {"message_limit": 1}}, "pattern"),
+        ({"pattern": "*", "options": {"status": "stopped"}}, "erases messages"),
     ):
         status, error = place.ask("POST", "/policies/wrong", body)
         assert status == 400, body
@@ -416,6 +459,10 @@ def test_a_queue_that_cannot_have_the_options_is_named(place: Place) -> None:
     )
     assert done.returncode == 1
     assert b"1 queues changed" in done.stderr
-    assert b"graves/7 stays as it is: queue graves/7 cannot be its own dead-letter queue" in done.stderr
+    assert b"graves/7 cannot have these options: queue graves/7 cannot be its own dead-letter queue" in done.stderr
+    # Their messages would go to a queue to which this token may not publish.
+    options = QueueOptions(dead_letter="graves/8")
+    with pytest.raises(errors.Unauthorized, match="push is not allowed for queue graves/8"):
+        admin.set_policy(place.url, "stolen", "*", options, token=place.tokens["planner"])
     removed = cli("policy", "rm", "buried", "--url", place.url, MQCORE_TOKEN=place.token)
     assert removed.returncode == 0

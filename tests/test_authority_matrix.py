@@ -556,7 +556,7 @@ class Http:
                 for page in (
                     *("/access", "/attention", "/connections", "/healthz", "/metrics", "/overview", "/queues"),
                     *("/queues/a/1", "/stream", "/totals", "/errors", "/openapi.json", "/schedules"),
-                    *("/jobs", "/limits", "/policies"),
+                    *("/jobs", "/policies"),
                 )
             },
             "GET /backup": (("administer", "/backup"),),
@@ -574,6 +574,7 @@ class Http:
             "DELETE /connections/absent": (("administer", "/connections/absent"),),
             "POST /routers/absent/test": (("administer", "/routers/absent/test"),),
             "DELETE /policies/absent": (("administer", "/policies/absent"),),
+            "GET /limits": (("administer", "/limits"),),
             "DELETE /limits/absent": (("administer", "/limits/absent"),),
             "POST /authority/reload": (("administer", "/authority/reload"),),
             "DELETE /overview": (("administer", "/overview"),),

@@ -33,7 +33,18 @@ pytestmark = [
 
 WAIT_MS = 20_000
 PAGES = (
-    *("#/", "#/queues", "#/connections", "#/routing", "#/trace", "#/schedules", "#/users", "#/system"),
+    *(
+        "#/",
+        "#/queues",
+        "#/connections",
+        "#/routing",
+        "#/trace",
+        "#/jobs",
+        "#/schedules",
+        "#/limits",
+        "#/users",
+        "#/system",
+    ),
     *("#/queue?name=orders/1", "#/trace?id=traced", "#/trace?id=unknown"),
 )
 MAIN = ROOT / "dashboard" / "src" / "main.tsx"

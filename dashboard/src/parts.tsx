@@ -68,7 +68,8 @@ interface TableProps<T> {
   caption: string;
   columns: Column<T>[];
   rows: T[];
-  keyOf: (row: T) => string | number;
+  /** Differs from row to row. Rows that can be equal in all that is shown need their index. */
+  keyOf: (row: T, index: number) => string | number;
 }
 
 /** A table whose order is in the URL, and is made by the broker. */
@@ -103,8 +104,8 @@ export function Table<T>({ caption, columns, rows, keyOf }: TableProps<T>) {
           </tr>
         </thead>
         <tbody>
-          {rows.map((row) => (
-            <tr key={keyOf(row)}>
+          {rows.map((row, index) => (
+            <tr key={keyOf(row, index)}>
               {columns.map(({ name, isNumber, cell }) => (
                 <td key={name} class={isNumber ? "number" : ""}>
                   {cell(row)}

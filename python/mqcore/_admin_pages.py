@@ -27,6 +27,7 @@ __all__ = [
     "ScheduleInfo",
     "ScheduleList",
     "WorkerState",
+    "dead_letter_queue",
     "jobs",
     "limits",
     "remove_limit",
@@ -141,6 +142,22 @@ def jobs(
 def _worker(content: dict[str, Any]) -> WorkerState:
     queues = tuple((str(queue["name"]), int(queue["weight"])) for queue in content["queues"])
     return WorkerState(**{**content, "queues": queues})
+
+
+def dead_letter_queue(
+    url: str, queue: str, *, token: str | None = None, timeout: Duration = 15.0, tls: TLSConfig | None = None
+) -> str | None:
+    """Return the queue that gets the messages of `queue` that fail for good; ``None`` if they are dropped.
+
+    `queue` is ``channel/id``, and so is the result. The broker creates the queue 65535 of a channel for its first dead
+    letter. Raises `NotFound` if `queue` does not exist. The other arguments and the exceptions are those of `errors`.
+    """
+    channel, _, number = queue.rpartition("/")
+    path = f"/queues/{urllib.parse.quote(channel, safe='')}/{urllib.parse.quote(number, safe='')}"
+    content = AdminClient(url, token=token, timeout=timeout, tls=tls).ask("GET", path, rejections=_REJECTIONS)
+    with reading("a queue", url):
+        named = content["options"]["dead_letter"]
+        return None if named == "drop" else str(named or f"{channel}/65535")
 
 
 @dataclass(frozen=True, slots=True)

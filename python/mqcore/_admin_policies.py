@@ -46,7 +46,9 @@ class PolicyResult:
     changed: int
     """Number of queues that have its options now."""
     rejected: Mapping[str, str]
-    """Queues that cannot have its options, each with the reason. They stay as they are."""
+    """Queues that cannot have its options, each with the reason: the first 20 of each shard."""
+    rejected_total: int
+    """Number of all queues that cannot have its options."""
 
 
 def policies(
@@ -76,11 +78,12 @@ def set_policy(
 
     It replaces the policy with this `name`, if there is one. Options that it does not set are not affected. The options
     of a policy replace those that the creator of a queue asks for. Later changes of a single queue stay until a policy
-    is set again. When the call returns, the policy and the changed queues are durable.
+    of it is set again. A policy cannot set the status ``stopped`` or ``cache``, which erases messages. When the call
+    returns, the policy and the changed queues are durable.
 
     Raises `BadRequest` for a malformed pattern, an unknown option or delivery handler, and a policy without options,
     `NotFound` if the dead-letter queue does not exist, `LimitExceeded` if there are 1,000 policies, `Unauthorized`
-    without a `token` that may administer policies, and what `errors` raises.
+    without a `token` that may administer policies and publish to the dead-letter queue, and what `errors` raises.
 
     ::
 
@@ -92,7 +95,9 @@ def set_policy(
     answer = client.ask("POST", _path(name), body=json.dumps(content).encode(), rejections=_REJECTIONS)
     with reading("the effect of a policy", url):
         rejected = {str(queue["queue"]): str(queue["why"]) for queue in answer["rejected"]}
-        return PolicyResult(changed=int(answer["changed"]), rejected=rejected)
+        return PolicyResult(
+            changed=int(answer["changed"]), rejected=rejected, rejected_total=int(answer["rejected_total"])
+        )
 
 
 def remove_policy(

@@ -208,7 +208,7 @@ def test_a_job_is_traced_through_its_tries_to_its_end(tmp_path: Path) -> None:
             ("delivered", "second"),
             ("acked", "second"),
         ]
-        assert [step.reason for step in traced.steps if step.kind == "nacked"] == ["boom"]
+        assert [step.reason for step in traced.steps if step.kind == "nacked"] == ["failed"]
         assert traced.steps[0].producer is not None
         assert traced.steps[0].producer.name == "client"
         assert [step.last for step in traced.steps] == [False] * 9 + [True]

@@ -49,7 +49,7 @@ export function JobsPage() {
           {data.workers.length === 0 ? (
             <p class="empty">No worker is connected, so no job runs.</p>
           ) : (
-            <Table caption="workers" columns={WORKERS} rows={data.workers} keyOf={(row) => row.name} />
+            <Table caption="workers" columns={WORKERS} rows={data.workers} keyOf={(row, index) => `${row.name} ${index}`} />
           )}
           {data.workers.length < data.workers_total && (
             <p>
@@ -143,7 +143,7 @@ function FailedJobs({ queue, refresh }: { queue: string; refresh: () => void }) 
       <AnswerError answer={answer} what="failed jobs" rule="administer:/queues/*" />
       {answer.data && messages.length === 0 && <p class="empty">There are no failed jobs.</p>}
       {messages.length > 0 && (
-        <Table caption="failed jobs" columns={columns} rows={messages} keyOf={(row) => row.id ?? ""} />
+        <Table caption="failed jobs" columns={columns} rows={messages} keyOf={(row, index) => `${row.id} ${index}`} />
       )}
       <div class="actions">
         {mayAdminister("queues") && messages.length > 0 && (

@@ -13,6 +13,8 @@ import { parameters } from "../route";
 import { useAnswer } from "../use_answer";
 
 const LIMIT = 100;
+/** The broker shows no more; a filter finds the others. */
+const SHOWN_MAX = 10_000;
 
 export function LimitsPage() {
   useEffect(() => follow("topic=overview"), []);
@@ -27,7 +29,7 @@ export function LimitsPage() {
   return (
     <section aria-labelledby="title">
       <h2 id="title">Limits</h2>
-      <AnswerError answer={answer} what="limits" rule="inspect:/limits" />
+      <AnswerError answer={answer} what="limits" rule="administer:/limits" />
       {data && data.total === 0 && <Empty />}
       {data && data.total > 0 && (
         <>
@@ -38,7 +40,7 @@ export function LimitsPage() {
             </p>
           )}
           <List limits={data.limits} refresh={refresh} />
-          <Pager offset={offset} limit={LIMIT} matched={data.matched} total={data.total} what="entries" />
+          <Pager offset={offset} limit={LIMIT} matched={Math.min(data.matched, SHOWN_MAX)} total={data.total} what="entries" />
         </>
       )}
     </section>

@@ -94,7 +94,7 @@ function Result({ result }: { result: RouterTest }) {
           ? "The message would be accepted. Nothing was sent."
           : `The message would be rejected: ${result.refusal ?? "no target accepts it"}. Nothing was sent.`}
       </p>
-      <Table caption="route" columns={STEPS} rows={result.steps} keyOf={(step) => `${step.binding} ${step.target}`} />
+      <Table caption="route" columns={STEPS} rows={result.steps} keyOf={(step, index) => `${step.target} ${index}`} />
       {result.skipped.length > 0 && (
         <p>Not tried, because a binding before them accepts the message: {result.skipped.join(", ")}.</p>
       )}

@@ -52,7 +52,7 @@ function AuditLog() {
           caption="audit log"
           columns={AUDIT}
           rows={data.lines}
-          keyOf={(line) => `${line.time_ms} ${line.address} ${line.event} ${line.resource}`}
+          keyOf={(line, index) => `${line.time_ms} ${index}`}
         />
       )}
     </>

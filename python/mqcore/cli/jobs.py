@@ -13,7 +13,6 @@ from mqcore.cli import options, output, target
 from mqcore.cli.exit_code import ExitCode
 from mqcore.cli.figures import age
 from mqcore.cli.group import CommandGroup
-from mqcore.cli.moving import chosen_messages, move_messages
 
 if TYPE_CHECKING:
     from mqcore.admin import PeekedMessage
@@ -214,23 +213,26 @@ def unschedule(schedule_ids: tuple[str, ...], url: str, timeout: float, token: s
         output.done("mqcore.jobs.unschedule/1", f"removed {schedule_id}", {"id": schedule_id}, as_json=as_json)
 
 
-_FAILED_COLUMNS = ("id", "job", "error", "attempts", "failed", "queue")
+_FAILED_COLUMNS = ("id", "job", "error", "attempts", "failed")
+_PAGE = 500
+_IDS_MAX = 1_000
+"""The broker looks for ids among so many messages."""
 
 
 @jobs.command(short_help="List jobs that failed for good.")
-@click.argument("name", metavar="QUEUE")
+@click.argument("queue")
 @options.admin_side(timeout="15s")
-@click.option("--count", type=click.IntRange(1, 500), default=20, show_default=True, help="Maximum jobs.")
+@click.option("--count", type=click.IntRange(1, 1_000), default=20, show_default=True, help="Maximum jobs.")
 @options.as_json
-def failed(name: str, url: str, count: int, timeout: float, token: str | None, as_json: bool) -> None:
-    """List the jobs of QUEUE that failed for good, with the error of the last attempt. They wait as dead letters."""
+def failed(queue: str, url: str, count: int, timeout: float, token: str | None, as_json: bool) -> None:
+    """List jobs of QUEUE that failed for good, with the error of the last attempt.
+
+    They wait as dead letters. If other queues have the same dead-letter queue, only its first 1,000 messages are read.
+    """
     import time
 
-    from mqcore import admin
-
-    letters, now = _failed_queue(url, name, timeout, token), time.time()
-    found = () if letters is None else admin.peek(url, letters, limit=count, token=token, timeout=timeout)
-    rows = [_failed_job(message, now) for message in found]
+    found, now = _failed_jobs(url, _address(queue), timeout, token, bodies=True), time.time()
+    rows = [_failed_job(message, now) for message in found[:count]]
     output.rows("mqcore.jobs.failed/1", "jobs", rows, _FAILED_COLUMNS, as_json=as_json)
 
 
@@ -243,7 +245,6 @@ def _failed_job(message: PeekedMessage, now: float) -> dict[str, Any]:
         "error": headers.get("Dead-Letter-Error"),
         "attempts": headers.get("Dead-Letter-Attempts"),
         "failed": age(now - message.received_ms / 1000) if message.received_ms else None,
-        "queue": headers.get("Dead-Letter-Queue"),
     }
 
 
@@ -259,38 +260,76 @@ def _called(body: bytes | None) -> str | None:
 
 
 @jobs.command(short_help="Run jobs that failed for good again.")
-@click.argument("name", metavar="QUEUE")
-@chosen_messages
-def retry(name: str, **given: Any) -> int:
-    """Return the jobs of QUEUE that failed for good to it, so that workers run them again with all their attempts.
+@click.argument("queue")
+@click.option("--id", "ids", multiple=True, metavar="ID", help="Only the job with this id; repeatable.")
+@options.admin_side(timeout="60s")
+@options.as_json
+def retry(queue: str, ids: tuple[str, ...], url: str, timeout: float, token: str | None, as_json: bool) -> int:
+    """Return jobs of QUEUE that failed for good to it, so that workers run them again with all their attempts.
 
-    Needs a token. Exit code 1 if jobs stay that should return.
+    Dead letters of other queues stay. Needs a token. Exit code 1 if jobs stay that should return.
     """
-    letters = _failed_queue(given["url"], name, given["timeout"], given["token"])
-    if letters is None:
-        content = {"queue": None, "to": None, "moved": 0, "without_origin": 0, "left": 0, "rejection": None}
-        output.done("mqcore.jobs.retry/1", f"no job of {name} has failed", content, as_json=given["as_json"])
-        return ExitCode.DONE
-    return move_messages("mqcore.jobs.retry/1", letters, None, **given)
+    from mqcore import admin
+
+    address, returned, rejection = _address(queue), 0, None
+    wanted = set(ids)
+    while True:
+        found = [message.id for message in _failed_jobs(url, address, timeout, token, bodies=False) if message.id]
+        chosen = [each for each in found if not wanted or each in wanted][:_IDS_MAX]
+        if not chosen:
+            break
+        letters = admin.dead_letter_queue(url, address, token=token, timeout=timeout)
+        assert letters is not None, "it has messages"
+        result = admin.move(url, letters, ids=chosen, token=token, timeout=timeout)
+        returned += result.moved
+        rejection = result.rejection
+        if result.moved < len(chosen) or wanted:
+            break
+    content = {"queue": address, "returned": returned, "rejection": rejection}
+    output.done("mqcore.jobs.retry/1", f"returned {returned:,} failed jobs to {address}", content, as_json=as_json)
+    if rejection is not None:
+        output.talk(f"the others stay: {rejection}")
+    elif returned < len(wanted):
+        output.talk(f"{len(wanted) - returned:,} ids are not among the failed jobs of {address}")
+    return ExitCode.REFUSED if rejection is not None or returned < len(wanted) else ExitCode.DONE
 
 
-def _failed_queue(url: str, name: str, timeout: float, token: str | None) -> str | None:
-    """The queue with the failed jobs of a queue; ``None`` if there are none."""
+def _address(queue: str) -> str:
+    """The address of a queue of jobs: a name alone stands for its queue 0."""
+    _, slash, number = queue.rpartition("/")
+    return queue if slash and number.isdecimal() else f"{queue}/0"
+
+
+def _failed_jobs(url: str, queue: str, timeout: float, token: str | None, *, bodies: bool) -> list[PeekedMessage]:
+    """Dead letters of a queue, the first ones of its dead-letter queue."""
     from mqcore import admin, errors
 
-    known = admin.jobs(url, matching=name, limit=10_000, token=token, timeout=timeout).queues
-    found = next((queue for queue in known if name in {queue.name, queue.queue}), None)
-    if found is None:
-        raise errors.NotFound(
-            f"no worker or client has used a queue of jobs {name} since the broker's start; list dead letters of all "
-            "queues with 'mqcore dead ls'",
-            404,
-            name,
-        )
-    if found.failed_queue is None:
-        raise errors.NotFound(f"queue {name} drops failed jobs: its option dead_letter is drop", 404, name)
-    # The broker creates the dead-letter queue for the first one.
-    return found.failed_queue if found.failed else None
+    letters = admin.dead_letter_queue(url, queue, token=token, timeout=timeout)
+    if letters is None:
+        raise errors.NotFound(f"queue {queue} drops failed jobs: its option dead_letter is drop", 404, queue)
+    found: list[PeekedMessage] = []
+    for offset in range(0, _IDS_MAX, _PAGE):
+        try:
+            page = admin.peek(
+                url,
+                letters,
+                offset=offset,
+                limit=_PAGE,
+                body_bytes=4_096 if bodies else 0,
+                token=token,
+                timeout=timeout,
+            )
+        except errors.NotFound:
+            # The broker creates it for the first dead letter.
+            break
+        found += page
+        if len(page) < _PAGE:
+            break
+    return [message for message in found if _is_of(message, queue)]
+
+
+def _is_of(message: PeekedMessage, queue: str) -> bool:
+    return dict(message.headers).get("Dead-Letter-Queue", "").lower() == queue.lower()
 
 
 def _value(text: str) -> Any:

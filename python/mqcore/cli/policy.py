@@ -83,7 +83,9 @@ def set_(
     message = f"policy {name} is set; {result.changed:,} queues changed"
     output.done("mqcore.policy.set/1", message, content, as_json=as_json)
     for queue, why in result.rejected.items():
-        output.talk(f"{queue} stays as it is: {why}")
+        output.talk(f"{queue} cannot have these options: {why}")
+    if result.rejected_total > len(result.rejected):
+        output.talk(f"{result.rejected_total - len(result.rejected):,} further queues cannot have them")
     return ExitCode.REFUSED if result.rejected else ExitCode.DONE
 
 

@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqcore_broker::model::client::Client;
-use mqcore_broker::model::command::Request;
+use mqcore_broker::model::command::{Request, Retry};
+use mqcore_broker::model::declaration::{Declaration, Declared};
 use mqcore_broker::model::effect::Reply;
 use mqcore_broker::model::options::{DeadLetter, QueueChanges, Status};
 use mqcore_broker::model::queue_policy::{POLICIES_MAX, PolicyReport, QueuePattern, QueuePolicy};
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 
-use crate::world::{World, changes, queue};
+use crate::world::{World, acknowledged, changes, queue};
 
 fn policy(name: &str, pattern: &str, priority: i32, options: QueueChanges) -> QueuePolicy {
     let pattern = QueuePattern::new(pattern).unwrap();
@@ -40,7 +41,7 @@ fn a_policy_changes_existing_queues_and_those_created_later() {
         w.create(&p, address, changes(Status::Pull));
     }
     let report = set(&mut w, &p, policy("big", "LOGS/*", 0, limit(5))).unwrap();
-    assert_eq!(report, PolicyReport { changed: 1, rejected: Vec::new() });
+    assert_eq!(report, PolicyReport { changed: 1, ..PolicyReport::default() });
     w.create(&p, "logs/2", QueueChanges { message_limit: Some(77), ..changes(Status::Push) });
     assert_eq!(limits(&w), [5, 5, 0], "a policy prevails over the creator");
     assert_eq!(w.information("logs/2").options.status, Status::Push, "other options are the creator's");
@@ -103,6 +104,53 @@ fn a_queue_that_cannot_have_the_options_stays_and_can_still_be_created() {
     assert!(!w.information("loud/1").options.wait_for_acknowledge);
     w.create(&p, "loud/2", changes(Status::Pull));
     assert!(w.information("loud/2").options.wait_for_acknowledge);
+}
+
+#[test]
+fn a_policy_that_a_queue_cannot_have_keeps_no_other_from_it() {
+    let mut w = World::new();
+    let p = w.client("admin");
+    w.create(&p, "dead/1", changes(Status::Pull));
+    let buried = QueueChanges {
+        dead_letter: Some(Some(DeadLetter::Queue(queue("dead/1")))),
+        ..QueueChanges::default()
+    };
+    set(&mut w, &p, policy("buried", "*", 0, buried)).unwrap();
+    set(&mut w, &p, policy("high", "*", 1, limit(2))).unwrap();
+    let report = set(&mut w, &p, policy("low", "*", -1, limit(1))).unwrap();
+    assert_eq!(report, PolicyReport { changed: 1, ..PolicyReport::default() });
+    assert_eq!(w.information("dead/1").options.message_limit, 2);
+}
+
+#[test]
+fn declarations_agree_with_policies() {
+    let mut w = World::new();
+    let p = w.client("admin");
+    set(&mut w, &p, policy("big", "logs/*", 0, limit(5))).unwrap();
+    let declared = QueueChanges { tag: Some("declared".into()), ..limit(77) };
+    let declaration = Declaration::Queue(queue("logs/1"), Box::new(declared));
+    for expected in [Declared::Created, Declared::Unchanged] {
+        let result = w.broker.declare(&declaration, w.now, &mut w.effects);
+        assert_eq!(result, Ok(expected));
+        assert_eq!(w.information("logs/1").options.message_limit, 5);
+    }
+    w.update(&p, "logs/1", QueueChanges { tag: Some("other".into()), ..QueueChanges::default() });
+    let replaced = w.broker.declare(&declaration, w.now, &mut w.effects);
+    assert_eq!(replaced, Ok(Declared::Replaced(vec!["tag is other, declared declared".into()])));
+    assert_eq!(w.information("logs/1").options.message_limit, 5);
+}
+
+#[test]
+fn dead_letter_queues_that_the_broker_creates_have_policies_too() {
+    let mut w = World::new();
+    let (p, a) = (w.client("p"), w.client("a"));
+    set(&mut w, &p, policy("small", "ch/65535", 0, limit(9))).unwrap();
+    w.create(&p, "ch/1", acknowledged(Status::RoundRobin));
+    w.join(&a, "ch").unwrap();
+    w.publish(&p, "ch/1", "1");
+    w.nack_until(&a, "ch/1", "1", Retry::Never);
+    w.transfer();
+    assert_eq!(w.information("ch/65535").options.message_limit, 9);
 }
 
 #[test]

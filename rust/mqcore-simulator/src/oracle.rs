@@ -312,15 +312,33 @@ impl Oracle {
     /// lost, and none is in both.
     fn moves(&mut self, queue: usize, to: usize) {
         self.queues[queue].moved_to.push(to);
+        let reached = self.reached_from(to);
         for message in 0..self.messages.len() {
             let may_move = {
                 let mut ways = self.messages[message].queues.iter().flat_map(|first| self.way(*first));
                 ways.any(|step| step == queue)
             };
             if may_move {
-                self.messages[message].may_be_in(to);
+                reached.iter().for_each(|to| self.messages[message].may_be_in(*to));
             }
         }
+    }
+
+    /// A queue, and all queues to which moves that have begun, and may last, can take a message of it.
+    fn reached_from(&self, queue: usize) -> Vec<usize> {
+        let mut reached = vec![queue];
+        let mut next = 0;
+        while let Some(queue) = reached.get(next).copied() {
+            next += 1;
+            let steps: Vec<usize> =
+                self.way(queue).flat_map(|step| self.queues[step].moved_to.iter().copied()).collect();
+            for step in steps {
+                if !reached.contains(&step) {
+                    reached.push(step);
+                }
+            }
+        }
+        reached
     }
 
     /// The broker refuses what a client needs before it can publish or consume.

@@ -1,7 +1,7 @@
 //! Differences between declared options and those of existing channels, queues and routers.
 
 use crate::model::definition::{channel_differences, queue_differences};
-use crate::model::options::{ChannelChanges, ChannelOptions, QueueChanges, QueueOptions};
+use crate::model::options::{ChannelChanges, ChannelOptions, QueueOptions};
 use crate::model::router::RouterDefinition;
 
 /// The declared options of a channel that differ from the options that it has.
@@ -12,12 +12,10 @@ pub fn channel_conflicts(options: &ChannelOptions, declared: &ChannelChanges) ->
     if wanted == *options { Vec::new() } else { channel_differences(options, &wanted) }
 }
 
-/// The declared options of a queue that differ from the options that it has.
+/// The options of a queue that differ from those that it should have.
 #[must_use]
-pub fn queue_conflicts(options: &QueueOptions, declared: &QueueChanges) -> Vec<String> {
-    let mut wanted = options.clone();
-    declared.apply_to(&mut wanted);
-    if wanted == *options { Vec::new() } else { queue_differences(options, &wanted) }
+pub fn queue_conflicts(options: &QueueOptions, wanted: &QueueOptions) -> Vec<String> {
+    if wanted == options { Vec::new() } else { queue_differences(options, wanted) }
 }
 
 /// The properties of a router that differ from the declared ones.
@@ -50,21 +48,23 @@ pub fn router_conflicts(existing: &RouterDefinition, declared: &RouterDefinition
 mod tests {
     use super::*;
     use crate::model::id::RouterName;
-    use crate::model::options::Status;
+    use crate::model::options::{QueueChanges, Status};
     use crate::model::router::{Binding, RouterMethod, Target};
 
     #[test]
     fn only_declared_options_can_conflict() {
         let options = QueueOptions { status: Status::Pull, message_limit: 7, ..QueueOptions::default() };
-        assert_eq!(queue_conflicts(&options, &QueueChanges::default()), [""; 0]);
+        let conflicts = |declared: &QueueChanges| {
+            let mut wanted = options.clone();
+            declared.apply_to(&mut wanted);
+            queue_conflicts(&options, &wanted)
+        };
+        assert_eq!(conflicts(&QueueChanges::default()), [""; 0]);
         let same = QueueChanges { status: Some(Status::Pull), ..QueueChanges::default() };
-        assert_eq!(queue_conflicts(&options, &same), [""; 0]);
+        assert_eq!(conflicts(&same), [""; 0]);
         let other =
             QueueChanges { message_limit: Some(8), tag: Some("new".into()), ..QueueChanges::default() };
-        assert_eq!(
-            queue_conflicts(&options, &other),
-            ["message_limit is 7, declared 8", "tag is not set, declared new"]
-        );
+        assert_eq!(conflicts(&other), ["message_limit is 7, declared 8", "tag is not set, declared new"]);
         let channel = ChannelOptions { client_limit: 3, queue: options, ..ChannelOptions::default() };
         let other = ChannelChanges { client_limit: Some(4), queue: other, ..ChannelChanges::default() };
         assert_eq!(

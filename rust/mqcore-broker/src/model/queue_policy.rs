@@ -79,7 +79,10 @@ impl QueuePattern {
 
     /// Whether it matches this queue.
     pub fn matches(&self, queue: &QueueAddress) -> bool {
-        let address = queue.to_string();
+        self.matches_text(&queue.to_string())
+    }
+
+    fn matches_text(&self, address: &str) -> bool {
         match self.0.strip_suffix('*') {
             Some(prefix) => address
                 .as_bytes()
@@ -127,8 +130,10 @@ impl QueuePolicies {
     }
 
     /// Those for a queue, in the order in which they apply.
-    pub(crate) fn of<'a>(&'a self, queue: &'a QueueAddress) -> impl Iterator<Item = &'a QueuePolicy> {
-        self.0.iter().filter(|policy| policy.pattern.matches(queue))
+    pub(crate) fn of(&self, queue: &QueueAddress) -> impl Iterator<Item = &QueuePolicy> {
+        // Most brokers have none, and creating a queue should cost nothing then.
+        let address = if self.0.is_empty() { String::new() } else { queue.to_string() };
+        self.0.iter().filter(move |policy| policy.pattern.matches_text(&address))
     }
 }
 
@@ -139,6 +144,8 @@ pub struct PolicyReport {
     pub changed: u64,
     /// Queues that cannot have its options, with the reason, up to [`REJECTED_SHOWN`]. They stay as they are.
     pub rejected: Vec<(QueueAddress, String)>,
+    /// Number of further queues that cannot have its options.
+    pub unlisted: u64,
 }
 
 /// Maximum rejected queues of a report.

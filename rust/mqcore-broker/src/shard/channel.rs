@@ -231,9 +231,7 @@ impl Channel {
         let mut options = self.defaults(changes);
         changes.apply_to(&mut options);
         check_waiting(changes, &options)?;
-        for policy in context.state.policies.of(&address) {
-            apply_if_possible(&policy.options, &address, &mut options, context.state);
-        }
+        let (options, _) = options_with_policies(&address, options, None, context.state);
         let config = &context.state.config;
         let added = config.names.add_queue(&address, creator, &config.creation_limits);
         added.map_err(|limit| context.not_created(&limit))?;
@@ -322,11 +320,33 @@ impl Channel {
         changes: &QueueChanges,
         context: &mut Context<'_>,
     ) -> Result<(), Rejection> {
-        let Some(queue) = self.queues.get_mut(&id) else { return Err(no_queue(&self.name, id)) };
+        let Some(queue) = self.queues.get(&id) else { return Err(no_queue(&self.name, id)) };
         check_changes(Some(&queue.metadata.address), changes, context.state)?;
         context.check_definitions()?;
         changes.apply_to(&mut options);
         check_waiting(changes, &options)?;
+        self.replace_options(id, options, context);
+        Ok(())
+    }
+
+    /// Gives a queue the options of all policies for it. Returns why the policy `named` cannot apply, if it cannot.
+    pub(crate) fn apply_policies(
+        &mut self,
+        id: u16,
+        named: Option<&str>,
+        context: &mut Context<'_>,
+    ) -> Option<Rejection> {
+        let queue = self.queues.get(&id)?;
+        let (address, now) = (&queue.metadata.address, &queue.metadata.options);
+        let (options, rejection) = options_with_policies(address, now.clone(), named, context.state);
+        if options != *now {
+            self.replace_options(id, options, context);
+        }
+        rejection
+    }
+
+    fn replace_options(&mut self, id: u16, options: QueueOptions, context: &mut Context<'_>) {
+        let Some(queue) = self.queues.get_mut(&id) else { return };
         let status = queue.metadata.options.status;
         queue.set_options(options, context);
         let options = Box::new(queue.metadata.options.clone());
@@ -337,7 +357,6 @@ impl Channel {
         if changed {
             self.observe_queue(Step::QueueStatusChanged, id, Some(status), context);
         }
-        Ok(())
     }
 
     pub(crate) fn remove_queue(&mut self, id: u16, context: &mut Context<'_>) -> Result<(), Rejection> {
@@ -490,18 +509,27 @@ pub(crate) fn check_changes(
     Ok(())
 }
 
-/// Applies the options of a policy to a new queue, unless it cannot have them: it must exist all the same.
-fn apply_if_possible(
-    changes: &QueueChanges,
+/// The options of a queue with those of all policies for it. A policy that the queue cannot have is left out: the queue must
+/// exist all the same. Also returns why the policy `named` is left out, if it is.
+pub(crate) fn options_with_policies(
     queue: &QueueAddress,
-    options: &mut QueueOptions,
+    mut options: QueueOptions,
+    named: Option<&str>,
     state: &ShardState,
-) {
-    let mut changed = options.clone();
-    changes.apply_to(&mut changed);
-    if check_changes(Some(queue), changes, state).and_then(|()| check_waiting(changes, &changed)).is_ok() {
-        *options = changed;
+) -> (QueueOptions, Option<Rejection>) {
+    let mut rejection = None;
+    for policy in state.policies.of(queue) {
+        let mut changed = options.clone();
+        policy.options.apply_to(&mut changed);
+        let checked = check_changes(Some(queue), &policy.options, state)
+            .and_then(|()| check_waiting(&policy.options, &changed));
+        match checked {
+            Ok(()) => options = changed,
+            Err(rejected) if named == Some(&*policy.name) => rejection = Some(rejected),
+            Err(_) => {}
+        }
     }
+    (options, rejection)
 }
 
 /// Rejects a change after which a queue that stores no messages would hold them back.

@@ -10,7 +10,7 @@ use crate::model::record::Record;
 use crate::model::rejection::{Rejection, RejectionKind};
 use crate::model::transfer::{ArrivedMessage, MoveMessages, MoveTarget, Transfer, TransferEnd};
 use crate::queue::arriving::{release_once_settled, transfer_end};
-use crate::shard::channel::{Channel, no_queue};
+use crate::shard::channel::{Channel, no_queue, options_with_policies};
 use crate::shard::entities::{Entities, at, consumers, no_channel};
 
 impl Entities {
@@ -153,6 +153,7 @@ impl Entities {
             tag: Some("dead-letters".into()),
             ..QueueOptions::default()
         };
+        let (options, _) = options_with_policies(address, options, None, context.state);
         context.state.config.names.restore_queue(address);
         self.channels[key].add_queue(key, address.clone(), options, context);
         let report = Report::DeadLetterQueueCreated { queue: address.clone(), from: from.clone() };

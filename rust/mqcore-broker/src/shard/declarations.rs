@@ -1,6 +1,7 @@
 //! Channels, queues and routers that the program or the configuration declares.
 
 use crate::context::Context;
+use crate::context::state::ShardState;
 use crate::model::conflicts::{channel_conflicts, queue_conflicts, router_conflicts};
 use crate::model::declaration::{Declaration, Declared, OnConflict};
 use crate::model::definition::{channel_key, queue_key, router_key};
@@ -9,7 +10,7 @@ use crate::model::options::{ChannelChanges, QueueChanges};
 use crate::model::record::Record;
 use crate::model::rejection::{Rejection, RejectionKind};
 use crate::model::router::RouterDefinition;
-use crate::shard::channel::check_changes;
+use crate::shard::channel::{check_changes, options_with_policies};
 use crate::shard::entities::Entities;
 use crate::shard::routes::check_target;
 
@@ -21,7 +22,7 @@ impl Entities {
         on_conflict: OnConflict,
         context: &mut Context<'_>,
     ) -> Result<Declared, Rejection> {
-        let Some(conflicts) = self.conflicts(declaration) else {
+        let Some(conflicts) = self.conflicts(declaration, context.state) else {
             self.create_declared(declaration, context)?;
             return Ok(Declared::Created);
         };
@@ -47,7 +48,7 @@ impl Entities {
     }
 
     /// The options that differ from the declared ones; `None` if it does not exist, or its options are lost.
-    fn conflicts(&mut self, declaration: &Declaration) -> Option<Vec<String>> {
+    fn conflicts(&mut self, declaration: &Declaration, state: &ShardState) -> Option<Vec<String>> {
         match declaration {
             Declaration::Channel(name, changes) => {
                 let key = self.lookup(name)?;
@@ -57,7 +58,12 @@ impl Entities {
                 let key = self.lookup(&address.channel)?;
                 let queue = self.channels[key].queues.get(&address.id);
                 let queue = queue.filter(|queue| !queue.metadata.options_lost)?;
-                Some(queue_conflicts(&queue.metadata.options, changes))
+                // Policies prevail over what is declared, as they did when the queue was created.
+                let options = &queue.metadata.options;
+                let mut wanted = options.clone();
+                changes.apply_to(&mut wanted);
+                let (wanted, _) = options_with_policies(address, wanted, None, state);
+                Some(queue_conflicts(options, &wanted))
             }
             Declaration::Router(router) => {
                 let existing = self.routers.get(&router.name)?;
@@ -118,7 +124,11 @@ impl Entities {
         context: &mut Context<'_>,
     ) -> Result<(), Rejection> {
         match self.lookup(&address.channel) {
-            Some(key) => self.channels[key].update_queue(address.id, changes, context),
+            Some(key) => {
+                self.channels[key].update_queue(address.id, changes, context)?;
+                self.channels[key].apply_policies(address.id, None, context);
+                Ok(())
+            }
             None => Ok(()),
         }
     }

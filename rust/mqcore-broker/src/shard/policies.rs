@@ -10,7 +10,7 @@ use crate::shard::channel::check_changes;
 use crate::shard::entities::Entities;
 
 impl Entities {
-    /// Sets a policy, and applies it and those above it to the queues that match it. A queue that cannot have the options
+    /// Sets a policy, and applies all policies to the queues that match it. A queue that cannot have the options
     /// stays as it is.
     pub(crate) fn set_policy(
         &mut self,
@@ -28,39 +28,24 @@ impl Entities {
         context.record(Record::DefinePolicy(Box::new(policy.clone())));
         let mut report = PolicyReport::default();
         for queue in self.matching(&policy) {
-            match self.apply_policies(&queue, &policy, context) {
-                Ok(()) => report.changed += 1,
-                Err(rejection) if report.rejected.len() < REJECTED_SHOWN => {
-                    report.rejected.push((queue, rejection.reason.into_owned()));
-                }
-                Err(_) => {}
+            let Some(key) = self.lookup(&queue.channel) else { continue };
+            match self.channels[key].apply_policies(queue.id, Some(&*policy.name), context) {
+                None => report.changed += 1,
+                Some(_) if report.rejected.len() == REJECTED_SHOWN => report.unlisted += 1,
+                Some(rejection) => report.rejected.push((queue, rejection.reason.into_owned())),
             }
         }
         Ok(Reply::Policy(Box::new(report)))
     }
 
+    /// Queues whose options are lost are not among them: these have others until their definitions are read.
     fn matching(&self, policy: &QueuePolicy) -> Vec<QueueAddress> {
         let queues = self.ordered.values().flat_map(|key| {
             let channel = &self.channels[*key];
-            channel.queues.keys().map(|id| QueueAddress { channel: channel.name.clone(), id: *id })
+            let known = channel.queues.iter().filter(|(_, queue)| !queue.metadata.options_lost);
+            known.map(|(id, _)| QueueAddress { channel: channel.name.clone(), id: *id })
         });
         queues.filter(|queue| policy.pattern.matches(queue)).collect()
-    }
-
-    /// Applies a policy to a queue, and then those that apply after it.
-    fn apply_policies(
-        &mut self,
-        queue: &QueueAddress,
-        first: &QueuePolicy,
-        context: &mut Context<'_>,
-    ) -> Result<(), Rejection> {
-        let Some(key) = self.lookup(&queue.channel) else { return Ok(()) };
-        let policies = context.state.policies.of(queue).skip_while(|policy| policy.name != first.name);
-        let options: Vec<_> = policies.map(|policy| policy.options.clone()).collect();
-        for options in &options {
-            self.channels[key].update_queue(queue.id, options, context)?;
-        }
-        Ok(())
     }
 
     /// Removes a policy. Its queues keep their options.

@@ -17,7 +17,7 @@ const PARTS: [(&str, &str); 10] = [
     ("connections", "/connections/"),
     ("drain", "/drain"),
     ("handlers", "/handlers/"),
-    ("limits", "/limits/"),
+    ("limits", "/limits"),
     ("policies", "/policies/"),
     ("queues", "/queues/"),
     ("routers", "/routers/"),

@@ -331,7 +331,11 @@ pub(crate) async fn drain(
 }
 
 /// A mover publishes to the new queue, so it needs the permission to do that.
-async fn may_publish(admin: &Admin, identity: &Arc<Identity>, to: &QueueAddress) -> Result<(), Response> {
+pub(super) async fn may_publish(
+    admin: &Admin,
+    identity: &Arc<Identity>,
+    to: &QueueAddress,
+) -> Result<(), Response> {
     let resource = Resource::Queue(to.channel.as_str(), to.id);
     if admin.hub.authority.may(identity, Action::Push, resource, "http").await {
         return Ok(());
@@ -362,14 +366,14 @@ pub(super) async fn carry_out(admin: &Admin, request: Request) -> Result<Reply, 
 
 /// Carries out a request on every shard, and returns the answers when they are durable. An error of one shard does not undo
 /// what others did.
-pub(super) async fn carry_out_everywhere(admin: &Admin, request: &Request) -> Result<Vec<Reply>, Response> {
+pub(super) async fn carry_out_everywhere(admin: &Admin, request: &Request) -> Vec<Result<Reply, Response>> {
     let shards = 0..admin.hub.shards.len();
     let begun: Vec<_> = shards.map(|shard| begin(admin, shard, request.clone())).collect();
     let mut replies = Vec::with_capacity(begun.len());
     for reply in begun {
-        replies.push(reply.await?);
+        replies.push(reply.await);
     }
-    Ok(replies)
+    replies
 }
 
 /// Sends a request to a shard at once, and waits for its answer when the result is awaited.
@@ -387,7 +391,7 @@ fn begin(
             Ok(Ok(Err(rejection))) => Err(describe_rejection(&rejection)),
             Ok(Err(_)) => Err(error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the server is stopping")),
             Err(_) => {
-                let message = "the change is not durable after 30 s; look whether it was made";
+                let message = "there is no answer after 30 s; look whether the change was made";
                 Err(error(StatusCode::SERVICE_UNAVAILABLE, "busy", message))
             }
         }

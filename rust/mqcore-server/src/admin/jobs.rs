@@ -2,6 +2,8 @@
 //!
 //! A failed job is a dead letter. `POST /queues/CHANNEL/ID/move` returns it to its queue, where a worker runs it again.
 
+use std::collections::{BTreeSet, HashMap};
+
 use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
@@ -107,19 +109,18 @@ async fn page(admin: &Admin, uri: &Uri) -> Result<JobsAnswer, Response> {
     let filter = filter(uri)?;
     let mut jobs = admin.hub.shared.jobs();
     let total = jobs.queues.len();
-    jobs.queues.retain(|queue| queue.name.to_lowercase().contains(&filter));
-    jobs.workers.sort_by(|one, other| one.name.cmp(&other.name));
-    let shown = jobs.queues.iter().skip(offset).take(limit);
-    let described = async {
-        let mut queues = Vec::new();
-        for queue in shown {
-            queues.push(describe_queue(admin, queue, &jobs.workers).await?);
-        }
-        Some(queues)
+    let matches = |queue: &JobQueueFigures| {
+        queue.name.to_lowercase().contains(&filter)
+            || queue.queue.to_string().to_lowercase().contains(&filter)
     };
+    jobs.queues.retain(matches);
+    jobs.workers.sort_by(|one, other| one.name.cmp(&other.name));
+    let shown: Vec<_> = jobs.queues.iter().skip(offset).take(limit).collect();
+    let served = served_by(&jobs.workers);
+    let described = describe_queues(admin, &shown, &served);
     let queues = match tokio::time::timeout(SHARD_TIMEOUT, described).await {
-        Ok(Some(queues)) => queues,
-        Ok(None) => return Err(error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the server is stopping")),
+        Ok(queues) if admin.hub.shutdown.is_running() => queues,
+        Ok(_) => return Err(error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the server is stopping")),
         Err(_) => return Err(busy()),
     };
     let now = admin.hub.clock.now().0;
@@ -134,45 +135,61 @@ async fn page(admin: &Admin, uri: &Uri) -> Result<JobsAnswer, Response> {
     })
 }
 
-/// `None`: the server is stopping.
-async fn describe_queue(
-    admin: &Admin,
-    jobs: &JobQueueFigures,
-    workers: &[WorkerFigures],
-) -> Option<JobQueueAnswer> {
-    if !admin.hub.shutdown.is_running() {
-        return None;
+/// Number of workers by the queues that they serve, with names in lower case.
+fn served_by(workers: &[WorkerFigures]) -> HashMap<String, usize> {
+    let mut served = HashMap::new();
+    for worker in workers {
+        let queues = worker.queues.iter().filter_map(|(name, _)| QueueAddress::parse(name).ok());
+        for queue in queues.map(|queue| key(&queue)).collect::<BTreeSet<_>>() {
+            *served.entry(queue).or_default() += 1;
+        }
     }
-    let found = snapshot::queue(&admin.hub, jobs.queue.clone()).await;
-    let failed_queue = match found.as_ref().and_then(|queue| queue.options.dead_letter.as_ref()) {
+    served
+}
+
+fn key(queue: &QueueAddress) -> String {
+    queue.to_string().to_ascii_lowercase()
+}
+
+/// Asks the shards for all queues at once, and then for all their dead-letter queues.
+async fn describe_queues(
+    admin: &Admin,
+    jobs: &[&JobQueueFigures],
+    served: &HashMap<String, usize>,
+) -> Vec<JobQueueAnswer> {
+    let found = snapshot::queues(&admin.hub, jobs.iter().map(|jobs| Some(jobs.queue.clone()))).await;
+    let letters: Vec<_> =
+        jobs.iter().zip(&found).map(|(jobs, found)| dead_letters(jobs, found.as_ref())).collect();
+    let failed = snapshot::queues(&admin.hub, letters.iter().cloned()).await;
+    let all = jobs.iter().zip(found).zip(letters.into_iter().zip(failed));
+    all.map(|((jobs, found), (letters, failed))| {
+        let measured = |millis| (jobs.finished > 0).then_some(millis);
+        let delayed = found.as_ref().map_or(0, |queue| queue.delayed);
+        JobQueueAnswer {
+            name: jobs.name.clone().into(),
+            queue: jobs.queue.to_string(),
+            waiting: found.as_ref().map_or(0, stored).saturating_sub(delayed),
+            delayed,
+            running: jobs.running,
+            finished: jobs.finished,
+            workers: served.get(&key(&jobs.queue)).copied().unwrap_or(0),
+            latency_ms: measured(jobs.latency_ms),
+            latency_max_ms: measured(jobs.latency_max_ms),
+            // The broker creates the queue for the first dead letter.
+            failed: letters.as_ref().map(|_| failed.as_ref().map_or(0, stored)),
+            failed_queue: letters.map(|queue| queue.to_string()),
+        }
+    })
+    .collect()
+}
+
+/// The queue for failed jobs; `None`: they are dropped.
+fn dead_letters(jobs: &JobQueueFigures, found: Option<&QueueInformation>) -> Option<QueueAddress> {
+    match found.and_then(|queue| queue.options.dead_letter.as_ref()) {
         None => Some(jobs.queue.dead_letters()),
         Some(DeadLetter::Queue(queue)) => Some(queue.clone()),
         Some(DeadLetter::Drop) => None,
-    };
-    let failed = match &failed_queue {
-        // The broker creates it for the first dead letter.
-        Some(queue) => Some(snapshot::queue(&admin.hub, queue.clone()).await.as_ref().map_or(0, stored)),
-        None => None,
-    };
-    let serves = |worker: &&WorkerFigures| {
-        let mut served = worker.queues.iter().filter_map(|(name, _)| QueueAddress::parse(name).ok());
-        served.any(|queue| queue.is(&jobs.queue))
-    };
-    let measured = |millis| (jobs.finished > 0).then_some(millis);
-    let delayed = found.as_ref().map_or(0, |queue| queue.delayed);
-    Some(JobQueueAnswer {
-        name: jobs.name.clone().into(),
-        queue: jobs.queue.to_string(),
-        waiting: found.as_ref().map_or(0, stored).saturating_sub(delayed),
-        delayed,
-        running: jobs.running,
-        finished: jobs.finished,
-        workers: workers.iter().filter(serves).count(),
-        latency_ms: measured(jobs.latency_ms),
-        latency_max_ms: measured(jobs.latency_max_ms),
-        failed,
-        failed_queue: failed_queue.map(|queue| queue.to_string()),
-    })
+    }
 }
 
 fn stored(queue: &QueueInformation) -> u64 {

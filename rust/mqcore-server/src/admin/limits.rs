@@ -149,7 +149,10 @@ impl Search {
             filter: filter(uri)?,
             compare,
             is_reversed: flag(uri, "reverse")?,
-            offset: number(uri, "offset", 0, OFFSET_MAX)?,
+            offset: match number(uri, "offset", 0, usize::MAX)? {
+                offset @ ..=OFFSET_MAX => offset,
+                _ => return Err(bad_request(&format!("offset is at most {OFFSET_MAX}; use a filter"))),
+            },
             limit: number(uri, "limit", SHOWN.0, SHOWN.1)?,
         })
     }

@@ -1,11 +1,14 @@
 //! `GET /policies`: options for queues that match a pattern; `POST /policies/NAME` sets a policy; `DELETE /policies/NAME`
 //! removes one.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Json;
 use axum::extract::State;
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use mqcore_authority::login::Identity;
 use mqcore_broker::model::command::Request;
 use mqcore_broker::model::effect::Reply;
 use mqcore_broker::model::options::{DeadLetter, Durability, QueueChanges, Status};
@@ -15,8 +18,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::admin::answers::ErrorAnswer;
-use crate::admin::changes::{Body, carry_out, carry_out_everywhere, no_result};
-use crate::admin::request::{Admin, PathText, bad_request};
+use crate::admin::changes::{Body, carry_out_everywhere, may_publish, no_result};
+use crate::admin::request::{Admin, PathText, bad_request, error};
 
 /// Policies.
 #[derive(Serialize, ToSchema)]
@@ -55,8 +58,10 @@ pub(crate) struct PolicyChanged {
     policy: String,
     /// Number of queues that have its options now.
     changed: u64,
-    /// Queues that cannot have its options, and stay as they are; the first 20 of each shard.
+    /// Queues that cannot have its options; the first 20 of each shard.
     rejected: Vec<RejectedQueue>,
+    /// Number of all queues that cannot have its options.
+    rejected_total: u64,
 }
 
 /// A queue that cannot have the options of a policy.
@@ -81,9 +86,17 @@ pub(crate) struct PolicyRemoved {
     )
 )]
 pub(crate) async fn list(State(admin): State<Admin>) -> Result<Response, Response> {
-    let Reply::Policies(policies) = carry_out(&admin, Request::ListPolicies).await? else {
-        return Err(no_result("the list has no result; repeat it"));
-    };
+    // A change that was interrupted may have reached some shards only.
+    let mut policies: Vec<QueuePolicy> = Vec::new();
+    for answer in carry_out_everywhere(&admin, &Request::ListPolicies).await {
+        let Reply::Policies(found) = answer? else {
+            return Err(no_result("the list has no result; repeat it"));
+        };
+        let is_new = |policy: &QueuePolicy| !policies.iter().any(|known| known.name == policy.name);
+        let more: Vec<_> = found.into_iter().filter(is_new).collect();
+        policies.extend(more);
+    }
+    policies.sort_by(|one, other| (one.priority, &one.name).cmp(&(other.priority, &other.name)));
     let policies = policies.iter().map(|policy| PolicyAnswer {
         name: policy.name.to_string(),
         pattern: policy.pattern.to_string(),
@@ -108,6 +121,7 @@ pub(crate) async fn list(State(admin): State<Admin>) -> Result<Response, Respons
 )]
 pub(crate) async fn set(
     State(admin): State<Admin>,
+    Extension(identity): Extension<Arc<Identity>>,
     PathText(name): PathText,
     Body(body): Body<PolicyBody>,
 ) -> Result<Response, Response> {
@@ -118,17 +132,27 @@ pub(crate) async fn set(
     if options == QueueChanges::default() {
         return Err(bad_request("the policy sets no options"));
     }
+    if let Some(status @ (Status::Stopped | Status::Cache)) = options.status {
+        return Err(bad_request(&format!(
+            "a policy cannot set the status {}, which erases messages; change it queue by queue",
+            status.as_str()
+        )));
+    }
+    if let Some(Some(DeadLetter::Queue(to))) = &options.dead_letter {
+        may_publish(&admin, &identity, to).await?;
+    }
     let policy = QueuePolicy { name: name.as_str().into(), pattern, priority: body.priority, options };
-    let mut answer = PolicyChanged { policy: name, changed: 0, rejected: Vec::new() };
-    for reply in carry_out_everywhere(&admin, &Request::SetPolicy(Box::new(policy))).await? {
+    let mut answer = PolicyChanged { policy: name, changed: 0, rejected: Vec::new(), rejected_total: 0 };
+    let answers = carry_out_everywhere(&admin, &Request::SetPolicy(Box::new(policy))).await;
+    for reply in everywhere(answers)? {
         let Reply::Policy(report) = reply else {
             return Err(no_result("the change has no result; repeat it"));
         };
-        let PolicyReport { changed, rejected } = *report;
+        let PolicyReport { changed, rejected, unlisted } = *report;
         answer.changed += changed;
-        answer
-            .rejected
-            .extend(rejected.into_iter().map(|(queue, why)| RejectedQueue { queue: queue.to_string(), why }));
+        answer.rejected_total += rejected.len() as u64 + unlisted;
+        let rejected = rejected.into_iter();
+        answer.rejected.extend(rejected.map(|(queue, why)| RejectedQueue { queue: queue.to_string(), why }));
     }
     Ok(Json(answer).into_response())
 }
@@ -148,8 +172,26 @@ pub(crate) async fn remove(
     State(admin): State<Admin>,
     PathText(name): PathText,
 ) -> Result<Response, Response> {
-    carry_out_everywhere(&admin, &Request::RemovePolicy { name: name.as_str().into() }).await?;
+    let request = Request::RemovePolicy { name: name.as_str().into() };
+    let mut answers = carry_out_everywhere(&admin, &request).await;
+    // After a change that was interrupted, some shards may not have had it.
+    if answers.iter().any(Result::is_ok) {
+        answers.retain(|answer| !answer.as_ref().is_err_and(|error| error.status() == StatusCode::NOT_FOUND));
+    }
+    everywhere(answers)?;
     Ok(Json(PolicyRemoved { removed: name }).into_response())
+}
+
+/// The answers of all shards. If only some have made a change, the error has their number.
+#[expect(clippy::result_large_err, reason = "the error is the answer to the request")]
+fn everywhere(answers: Vec<Result<Reply, Response>>) -> Result<Vec<Reply>, Response> {
+    let (all, made) = (answers.len(), answers.iter().filter(|answer| answer.is_ok()).count());
+    if made > 0 && made < all {
+        let message =
+            format!("{made} of {all} shards have made the change; repeat it when no journal rejects records");
+        return Err(error(StatusCode::SERVICE_UNAVAILABLE, "busy", &message));
+    }
+    answers.into_iter().collect()
 }
 
 fn status(name: &str, value: Option<String>) -> Result<Option<Status>, String> {

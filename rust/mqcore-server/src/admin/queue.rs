@@ -1,6 +1,8 @@
 //! `GET /queues/CHANNEL/ID`: one queue with its options; `GET /queues/CHANNEL/ID/messages`: its next messages, which stay where
 //! they are. A `/` in the name of the channel is written `%2F`.
 
+use std::sync::Arc;
+
 use axum::extract::{FromRequestParts, Path, State};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, Uri};
@@ -144,41 +146,74 @@ async fn peek(admin: &Admin, queue: QueueAddress, uri: &Uri) -> Result<MessagesA
     let found =
         tokio::time::timeout(SHARD_TIMEOUT, snapshot::waiting(&admin.hub, queue.clone(), wanted)).await;
     let waiting = found.map_err(|_| busy())?.ok_or_else(|| missing(&queue))?;
-    let mut room = BODIES_MAX;
-    let messages = waiting
-        .iter()
-        .skip(offset)
-        .map(|waiting| {
-            let shown = describe_message(waiting, &queue, body_bytes.min(room), &admin.mask);
-            room = room.saturating_sub(body_bytes);
-            shown
-        })
-        .collect();
+    let (mask, name) = (Arc::clone(&admin.mask), queue.to_string());
+    let describe = move || {
+        let mut room = BodyRoom { shown: BODIES_MAX, parsed: BODIES_MAX };
+        let asked = waiting.iter().skip(offset);
+        asked.map(|waiting| describe_message(waiting, &name, body_bytes, &mask, &mut room)).collect()
+    };
+    // To hide members of many large bodies takes a while, in which other tasks of this thread would wait.
+    let described = if admin.mask.has_fields() {
+        admin.hub.runtime.spawn_blocking(describe).await
+    } else {
+        Ok(describe())
+    };
+    let messages = described
+        .map_err(|_| error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the server is stopping"))?;
     Ok(MessagesAnswer { queue: queue.to_string(), offset, limit, messages })
+}
+
+/// Bytes of bodies that a response may still show, and parse.
+struct BodyRoom {
+    shown: usize,
+    parsed: usize,
 }
 
 fn describe_message(
     waiting: &WaitingMessage,
-    queue: &QueueAddress,
+    queue: &str,
     body_bytes: usize,
     mask: &MaskConfig,
+    room: &mut BodyRoom,
 ) -> MessageAnswer {
     let WaitingMessage { message, attempts, requeues, saved, .. } = waiting;
-    let content = message.as_ref().map(|message| describe_content(message, queue, body_bytes, mask));
+    let body_bytes = body_bytes.min(room.shown);
+    room.shown -= body_bytes;
+    let content = message.as_ref().map(|message| describe_content(message, queue, body_bytes, mask, room));
     MessageAnswer { attempts: *attempts, put_backs: *requeues, saved: *saved, content }
 }
 
 fn describe_content(
     message: &Message,
-    queue: &QueueAddress,
+    queue: &str,
     body_bytes: usize,
     mask: &MaskConfig,
+    room: &mut BodyRoom,
 ) -> ContentAnswer {
-    // A caller that wants no bodies does not wait until they are parsed.
-    let masked = if body_bytes == 0 { Shown::AsItIs } else { mask.body(queue, message.body()) };
+    let mut headers = headers(message, mask);
+    // A dead letter is as secret as it was in the queue that it comes from. Its error may quote the body.
+    let origins =
+        headers.iter().filter(|(name, _)| name == "Dead-Letter-Queue").map(|(_, origin)| origin.as_str());
+    let is_hidden = origins.chain([queue]).any(|queue| mask.hides_bodies_of(queue));
+    if is_hidden {
+        for (_, value) in headers.iter_mut().filter(|(name, _)| name == "Dead-Letter-Error") {
+            *value = HIDDEN.into();
+        }
+    }
+    let size = message.body().len();
+    let masked = match () {
+        () if is_hidden => Shown::Nothing,
+        // A caller that wants no bodies does not wait until they are parsed.
+        () if body_bytes == 0 || !mask.has_fields() => Shown::AsItIs,
+        () if size > room.parsed => Shown::Nothing,
+        () => {
+            room.parsed -= size;
+            mask.body(message.body())
+        }
+    };
     let body = match &masked {
         Shown::AsItIs => message.body(),
-        Shown::Masked(text) => text.as_bytes(),
+        Shown::Rewritten { text, .. } => text.as_bytes(),
         Shown::Nothing => HIDDEN.as_bytes(),
     };
     let shown = &body[..body.len().min(body_bytes)];
@@ -195,9 +230,9 @@ fn describe_content(
         producer: String::from_utf8_lossy(message.source()).into_owned(),
         received_ms: message.received().0,
         priority: message.properties().level(),
-        headers: headers(message, mask),
-        masked: masked != Shown::AsItIs,
-        body_bytes: message.body().len(),
+        headers,
+        masked: matches!(masked, Shown::Nothing | Shown::Rewritten { is_masked: true, .. }),
+        body_bytes: size,
         body_base64: text.is_none().then(|| STANDARD.encode(shown)),
         body: text,
     }

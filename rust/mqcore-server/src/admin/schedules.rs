@@ -84,11 +84,14 @@ pub(crate) async fn list(State(admin): State<Admin>, uri: Uri) -> Response {
 }
 
 fn describe(schedule: &ScheduleView, mask: &MaskConfig) -> ScheduleAnswer {
-    let masked = QueueAddress::parse(&schedule.queue).map(|queue| mask.body(&queue, schedule.job.as_bytes()));
-    let job = match masked {
-        Ok(Shown::AsItIs) => schedule.job.clone(),
-        Ok(Shown::Masked(text)) => text,
-        Ok(Shown::Nothing) | Err(_) => HIDDEN.into(),
+    let queue =
+        QueueAddress::parse(&schedule.queue).map_or_else(|_| String::new(), |queue| queue.to_string());
+    let shown =
+        if mask.hides_bodies_of(&queue) { Shown::Nothing } else { mask.body(schedule.job.as_bytes()) };
+    let job = match shown {
+        Shown::AsItIs => schedule.job.clone(),
+        Shown::Rewritten { text, .. } => text,
+        Shown::Nothing => HIDDEN.into(),
     };
     let (cron, timezone) = schedule.cron.clone().unzip();
     ScheduleAnswer {

@@ -175,14 +175,13 @@ pub(crate) enum Denial {
 }
 
 /// Pages that the permission to inspect is enough for, besides those of single queues.
-const INSPECTIONS: [&str; 15] = [
+const INSPECTIONS: [&str; 14] = [
     "/access",
     "/attention",
     "/connections",
     "/errors",
     "/healthz",
     "/jobs",
-    "/limits",
     "/metrics",
     "/openapi.json",
     "/overview",

@@ -150,12 +150,15 @@ fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<
         | Request::ListClients { .. }
         | Request::ListNodes { .. }
         | Request::MayAdminister
-        | Request::SetPolicy(_)
         | Request::RemovePolicy { .. }
         | Request::ListPolicies
         | Request::Disconnect { .. }
         | Request::ObjectCounts => {
             visit(Action::Administer, Resource::Server);
+        }
+        Request::SetPolicy(policy) => {
+            visit(Action::Administer, Resource::Server);
+            dead_letters(&policy.options, visit);
         }
         Request::Subscribe(subscription) => of_subscription(subscription, visit),
     }

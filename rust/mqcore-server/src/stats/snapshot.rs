@@ -66,6 +66,29 @@ pub(crate) async fn queue(hub: &Hub, queue: QueueAddress) -> Option<QueueInforma
     answer.await.ok().flatten().map(|information| *information)
 }
 
+/// The states of queues, in their order, from all shards at once. `None`: as for [`queue`], or no queue was asked for.
+pub(crate) async fn queues(
+    hub: &Hub,
+    queues: impl Iterator<Item = Option<QueueAddress>>,
+) -> Vec<Option<QueueInformation>> {
+    let ask = |queue: QueueAddress| {
+        let shard = queue.channel.shard(hub.placement);
+        let (reply, answer) = oneshot::channel();
+        hub.shards[shard].send_urgent(Urgent::Queue(queue, reply));
+        answer
+    };
+    let asked: Vec<_> = queues.map(|queue| queue.map(ask)).collect();
+    let mut found = Vec::with_capacity(asked.len());
+    for answer in asked {
+        let information = match answer {
+            Some(answer) => answer.await.ok().flatten(),
+            None => None,
+        };
+        found.push(information.map(|information| *information));
+    }
+    found
+}
+
 /// Sends a custom message to clients, or closes their connections. Returns their number; 0 if the broker has stopped.
 pub(crate) async fn clients(hub: &Hub, to: ClientPattern, message: Option<Message>) -> usize {
     let (reply, answer) = oneshot::channel();

@@ -78,9 +78,10 @@ impl Oracle {
                 deliveries: Vec::new(),
             };
             // A move that has begun may take it with it.
-            let ways = message.queues.iter().flat_map(|first| self.way(*first));
-            let targets: Vec<usize> = ways.flat_map(|queue| self.queues[queue].moved_to.clone()).collect();
-            targets.into_iter().for_each(|to| message.may_be_in(to));
+            for first in message.queues.clone() {
+                let reached = self.reached_from(first);
+                reached.into_iter().filter(|to| *to != first).for_each(|to| message.may_be_in(to));
+            }
             message.may_return = self.has_faulty_disk && message.has_dead_letters(&self.queues);
             self.messages.push(message);
         }
