@@ -61,6 +61,8 @@ def main(server: socket.socket) -> None:
             *standard, status = streams
             pid = os.fork()
             if pid == 0:
+                # The program gets its number for something else, which the end of this object would close.
+                server.detach()
                 become(request, standard)
                 return
             children[pid] = status
