@@ -150,9 +150,9 @@ def job_queue(place: Place, name: str) -> admin.JobQueueState | None:
     return next((queue for queue in known if queue.name == name), None)
 
 
-def test_failed_jobs_are_listed_with_their_errors_and_run_again(
-    place: Place, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def gate(place: Place, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Three failed jobs, and a worker with which they succeed once this file exists."""
     monkeypatch.setenv("PYTHONPATH", str(folder))
     gate, url = tmp_path / "gate", broker_url(place.broker).replace("://", f"://{place.tokens['staff']}@")
     arguments = ("--queues", "mail", "--concurrency", "1", "--pool", "thread")
@@ -160,31 +160,35 @@ def test_failed_jobs_are_listed_with_their_errors_and_run_again(
         for number in range(3):
             jobs.send("mail_jobs.send", [str(gate), number], queue="mail", result=False)
         wait_until(lambda: (found := job_queue(place, "mail")) is not None and found.failed == 3, what="three failures")
-        found = job_queue(place, "mail")
-        assert found is not None
-        assert (found.queue, found.failed_queue, found.waiting, found.running) == ("mail/0", "mail/65535", 0, 0)
-        assert (found.finished, found.workers) == (3, 1)
-        assert found.latency_ms is not None
-        (running,) = admin.jobs(place.url, token=place.tokens["viewer"]).workers
-        assert (running.user, running.queues) == ("staff", (("mail", 10),))
-
-        listed = one(cli("jobs", "failed", "mail", "--url", place.url, "--json", MQCORE_TOKEN=place.token))["jobs"]
-        assert [(job["job"], job["error"], job["attempts"]) for job in listed] == [
-            ("mail_jobs.send", f"ValueError: mailbox {number} is full", "1") for number in range(3)
-        ]
-        gate.touch()
-        first = cli("jobs", "retry", "mail", "--id", listed[0]["id"], "--url", place.url, MQCORE_TOKEN=place.token)
-        assert first.returncode == 0, first.stderr
-        wait_until(lambda: (found := job_queue(place, "mail")) is not None and found.finished == 4, what="one retry")
-        rest = one(cli("jobs", "retry", "mail", "--url", place.url, "--json", MQCORE_TOKEN=place.token))
-        assert (rest["returned"], rest["rejection"]) == (2, None)
-        wait_until(lambda: (found := job_queue(place, "mail")) is not None and found.finished == 6, what="all retries")
-        found = job_queue(place, "mail")
-        assert found is not None
-        assert (found.failed, found.waiting) == (0, 0)
-        none = one(cli("jobs", "retry", "mail", "--url", place.url, "--json", MQCORE_TOKEN=place.token))
-        assert none["returned"] == 0
+        yield gate
     wait_until(lambda: admin.jobs(place.url, token=place.token).workers_total == 0, what="the end of the worker")
+
+
+def test_failed_jobs_are_listed_with_their_errors_and_run_again(place: Place, gate: Path) -> None:
+    found = job_queue(place, "mail")
+    assert found is not None
+    assert (found.queue, found.failed_queue, found.waiting, found.running) == ("mail/0", "mail/65535", 0, 0)
+    assert (found.finished, found.workers) == (3, 1)
+    assert found.latency_ms is not None
+    (running,) = admin.jobs(place.url, token=place.tokens["viewer"]).workers
+    assert (running.user, running.queues) == ("staff", (("mail", 10),))
+
+    listed = one(cli("jobs", "failed", "mail", "--url", place.url, "--json", MQCORE_TOKEN=place.token))["jobs"]
+    assert [(job["job"], job["error"], job["attempts"]) for job in listed] == [
+        ("mail_jobs.send", f"ValueError: mailbox {number} is full", "1") for number in range(3)
+    ]
+    gate.touch()
+    first = cli("jobs", "retry", "mail", "--id", listed[0]["id"], "--url", place.url, MQCORE_TOKEN=place.token)
+    assert first.returncode == 0, first.stderr
+    wait_until(lambda: (found := job_queue(place, "mail")) is not None and found.finished == 4, what="one retry")
+    rest = one(cli("jobs", "retry", "mail", "--url", place.url, "--json", MQCORE_TOKEN=place.token))
+    assert (rest["returned"], rest["rejection"]) == (2, None)
+    wait_until(lambda: (found := job_queue(place, "mail")) is not None and found.finished == 6, what="all retries")
+    found = job_queue(place, "mail")
+    assert found is not None
+    assert (found.failed, found.waiting) == (0, 0)
+    none = one(cli("jobs", "retry", "mail", "--url", place.url, "--json", MQCORE_TOKEN=place.token))
+    assert none["returned"] == 0
 
 
 def test_failed_jobs_of_an_unused_queue_are_an_error_that_says_where_to_look(place: Place) -> None:

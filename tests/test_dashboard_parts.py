@@ -5,15 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
-from job_processes import broker_url, working
 from mqcore import QueueOptions, QueueStatus, admin
-from mqcore.jobs import Jobs
 from mqcore.throttr import SyncClient
 from served import wait_until
 from test_admin_changes import Place
-from test_admin_parts import folder, job_queue, place, throttr  # noqa: F401 (fixtures)
+from test_admin_parts import folder, gate, job_queue, place, throttr  # noqa: F401 (fixtures)
 from test_dashboard import browser, page, playwright, pytestmark, serious_findings  # noqa: F401 (fixtures and marks)
 from test_dashboard_pages import open_page
 
@@ -24,38 +20,29 @@ if TYPE_CHECKING:
 def test_failed_jobs_are_shown_with_their_errors_and_retried(
     page: Page,  # noqa: F811
     place: Place,  # noqa: F811
-    folder: Path,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    gate: Path,  # noqa: F811
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(folder))
-    gate, url = tmp_path / "gate", broker_url(place.broker).replace("://", f"://{place.tokens['staff']}@")
-    arguments = ("--queues", "mail", "--concurrency", "1", "--pool", "thread")
-    with Jobs(url) as jobs, working(url, *arguments, app="mail_jobs:jobs"):
-        for number in range(3):
-            jobs.send("mail_jobs.send", [str(gate), number], queue="mail", result=False)
-        wait_until(lambda: (found := job_queue(place, "mail")) is not None and found.failed == 3, what="three failures")
-        open_page(page, place, "/jobs")
-        queues = page.get_by_role("region", name="queues of jobs")
-        playwright.expect(queues.locator("tbody tr", has_text="mail").locator("td").nth(5)).to_have_text("3")
-        playwright.expect(page.get_by_role("region", name="workers", exact=True)).to_contain_text("mail (weight 10)")
-        queues.get_by_role("button", name="3 failed jobs in mail/65535").click()
-        failed = page.get_by_role("region", name="failed jobs", exact=True)
-        playwright.expect(failed.locator("tbody tr")).to_have_count(3)
-        playwright.expect(failed).to_contain_text("ValueError: mailbox 0 is full")
-        playwright.expect(failed).to_contain_text("mail_jobs.send")
-        assert serious_findings(page) == []
+    open_page(page, place, "/jobs")
+    queues = page.get_by_role("region", name="queues of jobs")
+    playwright.expect(queues.locator("tbody tr", has_text="mail").locator("td").nth(5)).to_have_text("3")
+    playwright.expect(page.get_by_role("region", name="workers", exact=True)).to_contain_text("mail (weight 10)")
+    queues.get_by_role("button", name="3 failed jobs in mail/65535").click()
+    failed = page.get_by_role("region", name="failed jobs", exact=True)
+    playwright.expect(failed.locator("tbody tr")).to_have_count(3)
+    playwright.expect(failed).to_contain_text("ValueError: mailbox 0 is full")
+    playwright.expect(failed).to_contain_text("mail_jobs.send")
+    assert serious_findings(page) == []
 
-        failed.get_by_role("button", name="discard").last.click()
-        playwright.expect(page.locator(".report")).to_have_text("1 jobs are discarded")
-        gate.touch()
-        failed.get_by_role("button", name="retry").first.click()
-        playwright.expect(page.locator(".report")).to_have_text("1 jobs are returned to their queues")
-        playwright.expect(failed.locator("tbody tr")).to_have_count(1)
-        page.get_by_role("button", name="retry all").click()
-        playwright.expect(page.get_by_text("There are no failed jobs.")).to_be_visible()
-        wait_until(lambda: (found := job_queue(place, "mail")) is not None and found.finished >= 5, what="both retries")
-        playwright.expect(queues.locator("tbody tr", has_text="mail").locator("td").nth(5)).to_have_text("0")
+    failed.get_by_role("button", name="discard").last.click()
+    playwright.expect(page.locator(".report")).to_have_text("1 jobs are discarded")
+    gate.touch()
+    failed.get_by_role("button", name="retry").first.click()
+    playwright.expect(page.locator(".report")).to_have_text("1 jobs are returned to their queues")
+    playwright.expect(failed.locator("tbody tr")).to_have_count(1)
+    page.get_by_role("button", name="retry all").click()
+    playwright.expect(page.get_by_text("There are no failed jobs.")).to_be_visible()
+    wait_until(lambda: (found := job_queue(place, "mail")) is not None and found.finished >= 5, what="both retries")
+    playwright.expect(queues.locator("tbody tr", has_text="mail").locator("td").nth(5)).to_have_text("0")
 
 
 def test_a_viewer_sees_no_keys_of_limits_and_no_tests_of_routers(page: Page, place: Place) -> None:  # noqa: F811
