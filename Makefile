@@ -102,6 +102,10 @@ endif
 	@touch $@
 
 # Editable: changes in python/ need no rebuild; make rebuilds after changes in rust/.
+# The record may outlive the module, as after `git clean -e .venv`; then the module is built again.
+.PHONY: missing-module
+missing-module:
+$(EXTENSION): $(if $(wildcard python/mqcore/_core*.so),,missing-module)
 $(EXTENSION): $(ENVIRONMENT) pyproject.toml Cargo.toml Cargo.lock $(RUST_FILES)
 	$(call step,extension module mqcore._core (debug build))
 	@VIRTUAL_ENV='$(abspath $(VENV))' $(BIN)/maturin develop --locked --features shared-with-tests $(if $(UV),--uv)
