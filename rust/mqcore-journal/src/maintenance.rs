@@ -71,7 +71,12 @@ impl<S: Storage> Journal<S> {
         self.house_ms = now_ms;
         while done.removed + done.quarantined.len() as u64 <= REMOVALS_PER_CALL_MAX {
             let Some(number) = self.find_dead() else { break };
-            self.remove_segment(number, &mut done)?;
+            match self.remove_segment(number, &mut done) {
+                // The last segment may lack even the bytes for the record of a removal. Only a new segment helps then, so the
+                // disk must be tried again, or the journal would stay full forever.
+                Err(JournalError::Full { .. }) => break,
+                removed => removed?,
+            }
         }
         self.retry_after_full_disk()?;
         if self.moving.is_none() {

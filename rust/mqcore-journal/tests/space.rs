@@ -89,3 +89,33 @@ fn housekeeping_forgets_removed_definitions() {
     let records: u64 = stats.segments.iter().map(|segment| segment.records).sum();
     assert!(records < 1000, "of 8040: {stats:?}");
 }
+
+#[test]
+fn a_journal_without_a_byte_for_removals_recovers_when_the_disk_has_space() {
+    let (disk, mut journal) = opened();
+    let mut next = 0;
+    while journal.stats().segments.len() < 300 {
+        journal.put(next, 1, &[b"a message"]).unwrap();
+        next += 1;
+    }
+    journal.settle(&(0..next).collect::<Vec<_>>()).unwrap();
+    commit(&mut journal);
+    // No removal gives space back, so the records of removals use up what the last segment keeps for them.
+    disk.set_capacity(Some(0));
+    while journal.put(next, 1, &[b"a message"]).is_ok() {
+        next += 1;
+    }
+    let mut before = usize::MAX;
+    while journal.stats().segments.len() < before {
+        before = journal.stats().segments.len();
+        assert!(matches!(journal.maintain(0, 1 << 20), Err(JournalError::Full { .. })));
+    }
+    assert!(before > 20, "{before} segments: all were removed");
+    disk.set_capacity(None);
+    journal.maintain(0, 1 << 20).unwrap();
+    assert_eq!(journal.health(), Health::Healthy);
+    journal.put(next, 1, &[b"a message"]).unwrap();
+    commit(&mut journal);
+    while journal.maintain(0, 1 << 20).unwrap().more {}
+    assert!(journal.stats().segments.len() < 10);
+}
