@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from mqcore import errors as _errors
-from mqcore._http import AdminClient
+from mqcore._http import REFUSALS, AdminClient, queue_path
 from mqcore.config import Duration, seconds
 
 if TYPE_CHECKING:
@@ -19,13 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["MoveResult", "clear", "discard", "disconnect", "drain", "move", "remove_queue", "set_status"]
 
 _BATCH: Final = 1_000
-
-_REJECTIONS: Final = {
-    "bad-request": lambda message: _errors.BadRequest(message, 400),
-    "limit-exceeded": lambda message: _errors.LimitExceeded(message, 482),
-    "unacceptable": lambda message: _errors.Unacceptable(message, 406),
-    "queue-stopped": lambda message: _errors.Unacceptable(message, 406),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +155,7 @@ class _Changes:
 
     def send(self, method: str, path: str, content: dict[str, Any] | None) -> dict[str, Any]:
         body = None if content is None else json.dumps(content).encode()
-        return self._client.ask(method, path, body=body, rejections=_REJECTIONS)
+        return self._client.ask(method, path, body=body, rejections=REFUSALS)
 
 
 def _in_batches(
@@ -204,6 +197,5 @@ def _in_batches(
 
 
 def _path(queue: str, what: str | None) -> str:
-    channel, _, number = queue.rpartition("/")
-    path = f"/queues/{urllib.parse.quote(channel, safe='')}/{urllib.parse.quote(number, safe='')}"
+    path = queue_path(queue)
     return path if what is None else f"{path}/{what}"

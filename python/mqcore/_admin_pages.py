@@ -12,9 +12,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from mqcore import errors as _errors
-from mqcore._http import DEFAULT_URL, AdminClient, reading
+from mqcore._http import DEFAULT_URL, REFUSALS, AdminClient, query, queue_path, reading
 from mqcore.client.models import RouterStep, RouterTest
 from mqcore.config import Duration, RouteMethod
+from mqcore.config.queues import QUEUE_ID_MAX
 
 if TYPE_CHECKING:
     from mqcore.tls import TLSConfig
@@ -38,11 +39,6 @@ __all__ = [
 ]
 
 _SCHEDULE_ID: Final = re.compile(r"[0-9a-fA-F]{40}")
-
-_REJECTIONS: Final = {
-    "bad-request": lambda message: _errors.BadRequest(message, 400),
-    "unacceptable": lambda message: _errors.Unacceptable(message, 406),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +123,8 @@ def jobs(
         for queue in jobs("http://127.0.0.1:2627").queues:
             print(queue.name, queue.waiting, queue.running, queue.failed)
     """
-    path = "/jobs?" + _query({"filter": matching, "offset": offset, "limit": limit})
-    content = AdminClient(url, token=token, timeout=timeout, tls=tls).ask("GET", path, rejections=_REJECTIONS)
+    path = "/jobs?" + query({"filter": matching, "offset": offset, "limit": limit})
+    content = AdminClient(url, token=token, timeout=timeout, tls=tls).ask("GET", path, rejections=REFUSALS)
     with reading("its jobs", url):
         return JobsState(
             total=int(content["total"]),
@@ -152,12 +148,12 @@ def dead_letter_queue(
     `queue` is ``channel/id``, and so is the result. The broker creates the queue 65535 of a channel for its first dead
     letter. Raises `NotFound` if `queue` does not exist. The other arguments and the exceptions are those of `errors`.
     """
-    channel, _, number = queue.rpartition("/")
-    path = f"/queues/{urllib.parse.quote(channel, safe='')}/{urllib.parse.quote(number, safe='')}"
-    content = AdminClient(url, token=token, timeout=timeout, tls=tls).ask("GET", path, rejections=_REJECTIONS)
+    client = AdminClient(url, token=token, timeout=timeout, tls=tls)
+    content = client.ask("GET", queue_path(queue), rejections=REFUSALS)
     with reading("a queue", url):
         named = content["options"]["dead_letter"]
-        return None if named == "drop" else str(named or f"{channel}/65535")
+        channel = queue.rpartition("/")[0]
+        return None if named == "drop" else str(named or f"{channel}/{QUEUE_ID_MAX}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,10 +294,10 @@ def limits(
     and `limit` at most 1,000. The other arguments and the exceptions are those of `errors`; an unknown `sort` raises
     `BadRequest`.
     """
-    path = "/limits?" + _query(
+    path = "/limits?" + query(
         {"filter": matching, "sort": sort, "reverse": int(reverse), "offset": offset, "limit": limit}
     )
-    content = AdminClient(url, token=token, timeout=timeout, tls=tls).ask("GET", path, rejections=_REJECTIONS)
+    content = AdminClient(url, token=token, timeout=timeout, tls=tls).ask("GET", path, rejections=REFUSALS)
     with reading("its limits", url):
         return LimitPage(
             total=int(content["total"]),
@@ -336,7 +332,7 @@ def set_limit(
     """
     body = json.dumps({"left": left}).encode()
     client = AdminClient(url, token=token, timeout=timeout, tls=tls)
-    content = client.ask("POST", _limit_path(key), body=body, rejections=_REJECTIONS)
+    content = client.ask("POST", _limit_path(key), body=body, rejections=REFUSALS)
     with reading("a changed limit", url):
         return int(content["left"])
 
@@ -348,7 +344,7 @@ def remove_limit(
 
     Raises `NotFound` if there is none, and what `set_limit` raises.
     """
-    AdminClient(url, token=token, timeout=timeout, tls=tls).ask("DELETE", _limit_path(key), rejections=_REJECTIONS)
+    AdminClient(url, token=token, timeout=timeout, tls=tls).ask("DELETE", _limit_path(key), rejections=REFUSALS)
 
 
 def _limit_path(key: str | bytes) -> str:
@@ -380,7 +376,7 @@ def route(
     content = {"headers": [list(pair) for pair in (headers or {}).items()], "body": body}
     path = f"/routers/{urllib.parse.quote(router, safe='')}/test"
     client = AdminClient(url, token=token, timeout=timeout, tls=tls)
-    answer = client.ask("POST", path, body=json.dumps(content).encode(), rejections=_REJECTIONS)
+    answer = client.ask("POST", path, body=json.dumps(content).encode(), rejections=REFUSALS)
     with reading("a route", url):
         return RouterTest(
             method=RouteMethod(answer["method"]),
@@ -389,7 +385,3 @@ def route(
             steps=tuple(RouterStep(**step) for step in answer["steps"]),
             skipped=tuple(answer["skipped"]),
         )
-
-
-def _query(parameters: dict[str, object]) -> str:
-    return urllib.parse.urlencode(parameters, quote_via=urllib.parse.quote)

@@ -6,10 +6,9 @@ import json
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from mqcore import errors as _errors
-from mqcore._http import DEFAULT_URL, AdminClient, reading
+from mqcore._http import DEFAULT_URL, REFUSALS, AdminClient, reading
 from mqcore._option_table import QUEUE_OPTIONS
 from mqcore.config import Duration, QueueOptions, seconds
 
@@ -17,12 +16,6 @@ if TYPE_CHECKING:
     from mqcore.tls import TLSConfig
 
 __all__ = ["Policy", "PolicyResult", "policies", "remove_policy", "set_policy"]
-
-_REJECTIONS: Final = {
-    "bad-request": lambda message: _errors.BadRequest(message, 400),
-    "limit-exceeded": lambda message: _errors.LimitExceeded(message, 482),
-    "unacceptable": lambda message: _errors.Unacceptable(message, 406),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +85,7 @@ def set_policy(
     """
     content = {"pattern": pattern, "priority": priority, "options": _values(options)}
     client = AdminClient(url, token=token, timeout=timeout, tls=tls)
-    answer = client.ask("POST", _path(name), body=json.dumps(content).encode(), rejections=_REJECTIONS)
+    answer = client.ask("POST", _path(name), body=json.dumps(content).encode(), rejections=REFUSALS)
     with reading("the effect of a policy", url):
         rejected = {str(queue["queue"]): str(queue["why"]) for queue in answer["rejected"]}
         return PolicyResult(
@@ -107,7 +100,7 @@ def remove_policy(
 
     Raises `NotFound` if there is none with this name, and what `set_policy` raises.
     """
-    AdminClient(url, token=token, timeout=timeout, tls=tls).ask("DELETE", _path(name), rejections=_REJECTIONS)
+    AdminClient(url, token=token, timeout=timeout, tls=tls).ask("DELETE", _path(name), rejections=REFUSALS)
 
 
 def _path(name: str) -> str:

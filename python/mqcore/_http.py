@@ -33,7 +33,17 @@ from mqcore.tls import TLSConfig
 if TYPE_CHECKING:
     import urllib3
 
-__all__ = ["DEFAULT_PORT", "DEFAULT_URL", "AdminClient", "Body", "Rejections", "reading"]
+__all__ = [
+    "DEFAULT_PORT",
+    "DEFAULT_URL",
+    "REFUSALS",
+    "AdminClient",
+    "Body",
+    "Rejections",
+    "query",
+    "queue_path",
+    "reading",
+]
 
 DEFAULT_PORT: Final = 2627
 """The port of an admin side whose URL names none."""
@@ -56,6 +66,14 @@ _REJECTIONS: Final[Rejections] = {
     "not-saved": lambda message: errors.Nacked(message, "not-saved"),
     "stopping": lambda message: errors.ConnectionLost(message, sent=False),
 }
+
+REFUSALS: Final[Rejections] = {
+    "bad-request": lambda message: errors.BadRequest(message, 400),
+    "limit-exceeded": lambda message: errors.LimitExceeded(message, 482),
+    "unacceptable": lambda message: errors.Unacceptable(message, 406),
+    "queue-stopped": lambda message: errors.Unacceptable(message, 406),
+}
+"""Errors of requests with parameters or a body, for the argument `rejections`."""
 
 
 class Body(io.RawIOBase):
@@ -300,6 +318,17 @@ def _reason(error: BaseException) -> str:
     text = str(error) or type(error).__name__
     _, separator, reason = text.partition(">: ")
     return reason if separator else text
+
+
+def queue_path(queue: str) -> str:
+    """Return the path of a queue, which is ``channel/id``."""
+    channel, _, number = queue.rpartition("/")
+    return f"/queues/{urllib.parse.quote(channel, safe='')}/{urllib.parse.quote(number, safe='')}"
+
+
+def query(parameters: Mapping[str, object]) -> str:
+    """Return the parameters as the query of a URL."""
+    return urllib.parse.urlencode(parameters, quote_via=urllib.parse.quote)
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from mqcore import errors as _errors
 from mqcore._admin_changes import MoveResult, clear, discard, disconnect, drain, move, remove_queue, set_status
 from mqcore._admin_pages import (
     JobQueueState,
@@ -35,7 +34,7 @@ from mqcore._admin_pages import (
 )
 from mqcore._admin_policies import Policy, PolicyResult, policies, remove_policy, set_policy
 from mqcore._admin_stacks import HandlerStack, StackFrame, ThreadStack, handler_stack
-from mqcore._http import DEFAULT_URL, AdminClient, reading
+from mqcore._http import DEFAULT_URL, REFUSALS, AdminClient, query, queue_path, reading
 from mqcore.config import Duration
 
 if TYPE_CHECKING:
@@ -300,12 +299,9 @@ def peek(
         for message in peek("http://127.0.0.1:2627", "orders/1001"):
             print(message.received, message.id, message.body)
     """
-    channel, _, number = queue.rpartition("/")
-    path = f"/queues/{urllib.parse.quote(channel, safe='')}/{urllib.parse.quote(number, safe='')}/messages"
-    query = urllib.parse.urlencode({"offset": offset, "limit": limit, "body_bytes": body_bytes})
-    rejections = {"bad-request": lambda message: _errors.BadRequest(message, 400)}
+    path = f"{queue_path(queue)}/messages?" + query({"offset": offset, "limit": limit, "body_bytes": body_bytes})
     client = AdminClient(url, token=token, timeout=timeout, tls=tls)
-    content = client.ask("GET", f"{path}?{query}", bytes_max=64 << 20, rejections=rejections)
+    content = client.ask("GET", path, bytes_max=64 << 20, rejections=REFUSALS)
     with reading("messages", url):
         return tuple(_peeked(message) for message in content["messages"])
 
@@ -379,10 +375,9 @@ def queues(
     the exceptions are those of `errors`; an unknown `sort` raises `BadRequest`.
     """
     parameters = {"filter": matching, "sort": sort, "reverse": int(reverse), "offset": offset, "limit": limit}
-    path = "/queues?" + urllib.parse.urlencode(parameters, quote_via=urllib.parse.quote)
-    rejections = {"bad-request": lambda message: _errors.BadRequest(message, 400)}
+    path = "/queues?" + query(parameters)
     client = AdminClient(url, token=token, timeout=timeout, tls=tls)
-    content = client.ask("GET", path, bytes_max=64 << 20, rejections=rejections)
+    content = client.ask("GET", path, bytes_max=64 << 20, rejections=REFUSALS)
     with reading("its queues", url):
         found = tuple(QueueState(**{**state, "rates": QueueRates(**state["rates"])}) for state in content["queues"])
         return QueuePage(total=int(content["total"]), matched=int(content["matched"]), queues=found)

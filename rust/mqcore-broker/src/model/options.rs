@@ -84,6 +84,9 @@ pub enum Durability {
 }
 
 impl Durability {
+    /// All kinds.
+    pub const ALL: [Self; 3] = [Self::None, Self::Os, Self::Fsync];
+
     /// `none`, `os` or `fsync`.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -95,7 +98,7 @@ impl Durability {
 
     /// Parses the names of [`Durability::as_str`], ignoring case.
     pub fn from_text(text: &str) -> Option<Self> {
-        [Self::None, Self::Os, Self::Fsync].into_iter().find(|mode| mode.as_str().eq_ignore_ascii_case(text))
+        Self::ALL.into_iter().find(|mode| mode.as_str().eq_ignore_ascii_case(text))
     }
 }
 

@@ -1,4 +1,5 @@
-//! The bodies of answers, except those that belong to one page, with their documentation: the schema in `/openapi.json` is made from these types.
+//! The bodies of answers, except those that belong to one page, with their documentation: the schema in `/openapi.json` is made
+//! from these types.
 
 use std::collections::BTreeMap;
 
@@ -60,7 +61,7 @@ pub(crate) struct AccessAnswer {
     pub(crate) user: Option<String>,
     /// Whether there are no users yet: then anyone may read, and nothing can be changed.
     pub(crate) open: bool,
-    /// The parts that it may administer, such as `queues`: all that change something, `handlers` and `users`.
+    /// The parts that it may administer, such as `queues`: all that change something, `audit`, `handlers` and `users`.
     pub(crate) administers: Vec<&'static str>,
     /// Whether it may read messages.
     pub(crate) messages: bool,

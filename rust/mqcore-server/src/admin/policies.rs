@@ -202,12 +202,12 @@ fn status(name: &str, value: Option<String>) -> Result<Option<Status>, String> {
 }
 
 fn durability(name: &str, value: Option<String>) -> Result<Option<Durability>, String> {
-    let read = |text: String| Durability::from_text(&text).ok_or_else(|| unknown(name, &text, DURABILITIES));
+    let read = |text: String| {
+        Durability::from_text(&text)
+            .ok_or_else(|| unknown(name, &text, Durability::ALL.map(Durability::as_str)))
+    };
     value.map(read).transpose()
 }
-
-/// Texts of all kinds of durability.
-const DURABILITIES: [&str; 3] = ["none", "os", "fsync"];
 
 fn unknown<const COUNT: usize>(name: &str, text: &str, known: [&'static str; COUNT]) -> String {
     format!("{name}: {text:?} does not exist; use one of {}", known.join(", "))

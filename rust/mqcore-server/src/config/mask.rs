@@ -128,7 +128,11 @@ fn may_have_members(text: &[u8]) -> bool {
 
 /// Patterns are in lower case.
 fn matches_any(patterns: &[Pattern], name: &str) -> bool {
-    !patterns.is_empty() && patterns.iter().any(|pattern| pattern.matches(name.to_lowercase().as_bytes()))
+    if patterns.is_empty() {
+        return false;
+    }
+    let name = name.to_lowercase();
+    patterns.iter().any(|pattern| pattern.matches(name.as_bytes()))
 }
 
 #[cfg(test)]

@@ -60,10 +60,15 @@ pub(crate) async fn nodes(hub: &Hub) -> Vec<NodeInformation> {
 
 /// The state of a queue. `None`: the queue does not exist, or its shard has stopped.
 pub(crate) async fn queue(hub: &Hub, queue: QueueAddress) -> Option<QueueInformation> {
+    ask_for_queue(hub, queue).await.ok().flatten().map(|information| *information)
+}
+
+/// Asks the shard of a queue for its state, without waiting for the answer.
+fn ask_for_queue(hub: &Hub, queue: QueueAddress) -> oneshot::Receiver<Option<Box<QueueInformation>>> {
     let shard = queue.channel.shard(hub.placement);
     let (reply, answer) = oneshot::channel();
     hub.shards[shard].send_urgent(Urgent::Queue(queue, reply));
-    answer.await.ok().flatten().map(|information| *information)
+    answer
 }
 
 /// The states of queues, in their order, from all shards at once. `None`: as for [`queue`], or no queue was asked for.
@@ -71,13 +76,7 @@ pub(crate) async fn queues(
     hub: &Hub,
     queues: impl Iterator<Item = Option<QueueAddress>>,
 ) -> Vec<Option<QueueInformation>> {
-    let ask = |queue: QueueAddress| {
-        let shard = queue.channel.shard(hub.placement);
-        let (reply, answer) = oneshot::channel();
-        hub.shards[shard].send_urgent(Urgent::Queue(queue, reply));
-        answer
-    };
-    let asked: Vec<_> = queues.map(|queue| queue.map(ask)).collect();
+    let asked: Vec<_> = queues.map(|queue| queue.map(|queue| ask_for_queue(hub, queue))).collect();
     let mut found = Vec::with_capacity(asked.len());
     for answer in asked {
         let information = match answer {
