@@ -49,6 +49,8 @@ struct SeenSchedule {
     phase: Phase,
     /// Requests that are too recent.
     open: Vec<SeenRequest>,
+    /// Until here a request of a connection that ended may still arrive, even after requests of the next connection.
+    overtaken_until: Micros,
     /// How often its client has requested it.
     begun: u64,
     runs: Vec<SeenRun>,
@@ -88,6 +90,7 @@ impl SeenSchedules {
             terms: *terms,
             phase: Phase::Absent(0),
             open: Vec::new(),
+            overtaken_until: 0,
             begun: 0,
             runs: Vec::new(),
             checked: 0,
@@ -109,24 +112,28 @@ impl SeenSchedules {
         let seen = &mut self.schedules[schedule];
         seen.advance(at);
         seen.begun += u64::from(begins);
-        if is_doubtful || self.is_faulty {
+        if is_doubtful || self.is_faulty || at < seen.overtaken_until {
             seen.phase = Phase::Unknown;
             seen.open.clear();
-        }
-        seen.open.push(SeenRequest { link, at, system_ms, begins });
-        if is_doubtful || self.is_faulty {
-            seen.open.clear();
+        } else {
+            seen.open.push(SeenRequest { link, at, system_ms, begins });
         }
     }
 
     /// A connection ended, or nothing arrives on it any more.
     pub(super) fn interrupted(&mut self, link: ConnectionId, now: Micros) {
-        self.schedules.iter_mut().for_each(|seen| seen.interrupted(now, |request| request.link == link));
+        for seen in &mut self.schedules {
+            if seen.interrupted(now, |request| request.link == link) {
+                seen.overtaken_until = now + SAVED_AFTER;
+            }
+        }
     }
 
     /// The broker ended.
     pub(super) fn ended(&mut self, now: Micros) {
-        self.schedules.iter_mut().for_each(|seen| seen.interrupted(now, |_| true));
+        self.schedules.iter_mut().for_each(|seen| {
+            seen.interrupted(now, |_| true);
+        });
     }
 
     /// Disks have faults from now on, or no longer.
@@ -236,12 +243,15 @@ impl SeenSchedule {
         }
     }
 
-    fn interrupted(&mut self, now: Micros, is_of: impl Fn(&SeenRequest) -> bool) {
+    /// Forget requests that may not be executed. Returns whether there are any.
+    fn interrupted(&mut self, now: Micros, is_of: impl Fn(&SeenRequest) -> bool) -> bool {
         self.advance(now);
-        if self.open.iter().any(&is_of) {
+        let is_interrupted = self.open.iter().any(&is_of);
+        if is_interrupted {
             self.phase = Phase::Unknown;
             self.open.retain(|request| !is_of(request));
         }
+        is_interrupted
     }
 
     /// A run that is missing between others, or has a wrong due time.
@@ -318,6 +328,17 @@ mod tests {
 
     fn calm(seen: &mut SeenSchedules, second: u64) -> Vec<String> {
         seen.calm(&[true], second * SECOND, second * 1000)
+    }
+
+    #[test]
+    fn a_request_of_an_ended_connection_may_arrive_after_the_next_one() {
+        let mut seen = requested(CatchUp::All, 0);
+        seen.interrupted(LINK, SECOND / 10);
+        seen.requested(0, ConnectionId(2), false, false, (SECOND / 5, 200));
+        assert_eq!(run(&mut seen, &[(10, 1)]), None);
+        // Packets of the ended connection have arrived by then.
+        seen.requested(0, ConnectionId(2), false, false, (12 * SECOND, 12_000));
+        assert!(run(&mut seen, &[(20, 2)]).is_some_and(|text| text.contains("ended before")));
     }
 
     #[test]
