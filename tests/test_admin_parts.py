@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -421,6 +423,58 @@ def test_policies_change_queues_now_and_later_and_survive_kill_9(tmp_path: Path)
             assert client.queue("logs-15", 1).information().message_limit == 3
             client.publish("logs-16/1", "x")
             assert client.queue("logs-16", 1).information().message_limit == 0
+
+
+def test_definitions_copy_policies_and_queues_that_differ_from_them(tmp_path: Path) -> None:
+    file, data = tmp_path / "definitions.json", (tmp_path / "old", tmp_path / "new")
+    tokens = []
+    for directory in data:
+        directory.mkdir(mode=0o700)
+        tokens.append({"all": new_token(directory, "all", "*")})
+    with (
+        serving(*LISTEN, "--data-dir", str(data[0])) as old,
+        serving(*LISTEN, "--data-dir", str(data[1])) as new,
+        Place(old, tokens[0]).connect() as client,
+        Place(new, tokens[1]).connect() as target,
+    ):
+        client.declare("trash", 1, QueueOptions(status=QueueStatus.PULL))
+        for queue in (1, 2):
+            client.declare("logs", queue, QueueOptions(status=QueueStatus.PULL))
+        options = QueueOptions(message_limit=3, retry_delay="2s", dead_letter="trash/1")
+        admin.set_policy(old.admin_url, "logs", "logs/*", options, priority=5, token=tokens[0]["all"])
+        client.update_queue("logs/2", QueueOptions(message_limit=8))
+
+        def run(broker: ServedBroker, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+            token = tokens[0 if broker is old else 1]["all"]
+            return cli("definitions", *arguments, "--url", broker.url, MQCORE_TOKEN=token)
+
+        def differences() -> list[dict[str, Any]]:
+            result = run(new, "diff", str(file), "--admin", new.admin_url, "--json")
+            changes: list[dict[str, Any]] = json.loads(result.stdout)["changes"]
+            assert result.returncode == (1 if changes else 0)
+            return changes
+
+        exported = run(old, "export", "--to", str(file), "--admin", old.admin_url)
+        assert (exported.returncode, b"1 policies" in exported.stderr) == (0, True), exported.stderr
+        assert b"without policies" in run(old, "export").stderr
+        blind = run(new, "import", str(file))
+        assert (blind.returncode, b"give its URL" in blind.stderr) == (2, True), blind.stderr
+        (created,) = [change for change in differences() if change["subject"] == "policy logs"]
+        assert created["options"]["queue.retry_delay"] == {"now": None, "wanted": 2.0}
+        done = one(run(new, "import", str(file), "--admin", new.admin_url, "--json"))["changes"]
+        assert ("create", "policy logs") in [(change["action"], change["subject"]) for change in done]
+        assert differences() == []
+        copied = admin.policies(new.admin_url, token=tokens[1]["all"])
+        assert copied == admin.policies(old.admin_url, token=tokens[0]["all"])
+        limits = [target.queue("logs", queue).information().message_limit for queue in (1, 2)]
+        assert limits == [3, 8], "a queue keeps the option that differs from its policy"
+        changed = QueueOptions(message_limit=4, retry_delay="2s", dead_letter="trash/1")
+        admin.set_policy(new.admin_url, "logs", "logs/*", changed, priority=6, token=tokens[1]["all"])
+        assert differences()[0] == {
+            "action": "change",
+            "subject": "policy logs",
+            "options": {"priority": {"now": 6, "wanted": 5}, "queue.message_limit": {"now": 4, "wanted": 3}},
+        }
 
 
 def test_malformed_policies_are_refused(place: Place) -> None:

@@ -1,13 +1,14 @@
-"""Definitions of a broker: its channels, queues and routers, without messages and without secrets.
+"""Definitions of a broker: its channels, queues, routers and policies, without messages and without secrets.
 
 ::
 
     with mqcore.sync.connect("tmqp://old:2622") as old, mqcore.sync.connect("tmqp://new:2622") as new:
-        wanted = export(old)
-        for change in apply(new, wanted):
+        wanted = export(old, admin="http://old:2627")
+        for change in apply(new, wanted, admin="http://new:2627"):
             print(change.action, change.subject)
 
-Importing is idempotent: what exists already in the wanted form stays unchanged. Nothing is ever removed.
+Policies belong to the admin side of a broker, so they are part of a document only if `admin` names it. Importing is
+idempotent: what exists already in the wanted form stays unchanged. Nothing is ever removed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from mqcore import errors
+from mqcore import _admin_policies, errors
 from mqcore._option_table import CHANNEL_OPTIONS, QUEUE_OPTIONS, Option
 from mqcore.client import QueueInformation
 from mqcore.config import Binding, ChannelOptions, QueueOptions
@@ -29,6 +30,9 @@ __all__ = ["SCHEMA", "Change", "apply", "export", "plan"]
 
 SCHEMA: Final = "mqcore.definitions/1"
 """The value of `schema` in every document."""
+
+# A change may change what another one made: a policy changes queues that have options of their own.
+_ROUNDS_MAX: Final = 3
 
 # The value that removes an option, for kinds of options whose absence has a meaning of its own.
 _REMOVING: Final[dict[str, str]] = {"dead letter": "", "rate": "none", "text": ""}
@@ -47,11 +51,14 @@ class Change:
     _perform: Callable[[], object] = field(repr=False, compare=False)
 
 
-def export(client: sync.Client) -> dict[str, Any]:
+def export(client: sync.Client, *, admin: str | None = None, token: str | None = None) -> dict[str, Any]:
     """Return the definitions of the broker that `client` is connected to, as a document that is valid JSON.
 
-    It has no users, tokens or passwords. Needs the right to administer. Raises what the lists of `client` raise.
+    `admin` is the URL of its admin side, such as ``http://127.0.0.1:2627``, which knows the policies, and `token` an
+    access token for it; without `admin` the document has no member ``policies``. It has no users, tokens or passwords.
+    Needs the right to administer. Raises what the lists of `client` and `mqcore.admin.policies` raise.
     """
+    policies = None if admin is None else _admin_policies.policies(admin, token=token)
     channels = client.channels()
     queues = [queue for channel in channels for queue in client.queues(channel.name)]
     return {
@@ -76,18 +83,21 @@ def export(client: sync.Client) -> dict[str, Any]:
             }
             for router in client.routers()
         ],
-    }
+    } | ({} if policies is None else {"policies": [_policy(policy) for policy in policies]})
 
 
-def plan(client: sync.Client, wanted: Mapping[str, Any]) -> list[Change]:
+def plan(
+    client: sync.Client, wanted: Mapping[str, Any], *, admin: str | None = None, token: str | None = None
+) -> list[Change]:
     """Return what importing `wanted` would change. Changes nothing.
 
-    Raises `ConfigError` if `wanted` is not a document of `export`.
+    Raises `ConfigError` if `wanted` is not a document of `export`, or has policies and `admin` is missing.
     """
     if wanted.get("schema") != SCHEMA:
         raise errors.ConfigError(f"the document has no definitions: its member schema is not {SCHEMA}")
     try:
         return [
+            *_plan_policies(wanted.get("policies", ()), admin, token),
             *_plan_channels(client, wanted["channels"]),
             *_plan_queues(client, wanted["queues"]),
             *_plan_routers(client, wanted["routers"]),
@@ -96,14 +106,27 @@ def plan(client: sync.Client, wanted: Mapping[str, Any]) -> list[Change]:
         raise errors.ConfigError(f"these definitions lack a member, or it has another type: {error}") from error
 
 
-def apply(client: sync.Client, wanted: Mapping[str, Any]) -> list[Change]:
+def apply(
+    client: sync.Client, wanted: Mapping[str, Any], *, admin: str | None = None, token: str | None = None
+) -> list[Change]:
     """Make the broker have the definitions `wanted`, and return what was changed.
 
     A queue may name a dead-letter queue, and a router a queue, that comes later in the document. Raises the first
     error of the broker when no further change succeeds; the others are made by then. Calling it again continues.
+    Raises `ConfigError` like `plan`.
     """
-    waiting = plan(client, wanted)
     done: list[Change] = []
+    for _ in range(_ROUNDS_MAX):
+        changes = plan(client, wanted, admin=admin, token=token)
+        if not changes:
+            break
+        _perform_all(changes, done)
+    return done
+
+
+def _perform_all(changes: list[Change], done: list[Change]) -> None:
+    """Make the changes in an order that succeeds, and append each to `done`."""
+    waiting = changes
     while waiting:
         failed: list[Change] = []
         reason: errors.MqcoreError | None = None
@@ -118,7 +141,6 @@ def apply(client: sync.Client, wanted: Mapping[str, Any]) -> list[Change]:
         if reason is not None and len(failed) == len(waiting):
             raise reason
         waiting = failed
-    return done
 
 
 def _values(table: Iterable[Option], information: object) -> dict[str, Any]:
@@ -140,6 +162,11 @@ def _binding(binding: Binding) -> dict[str, Any]:
     }
 
 
+def _policy(policy: _admin_policies.Policy) -> dict[str, Any]:
+    options = {name: list(value) if isinstance(value, tuple) else value for name, value in policy.options.items()}
+    return {"name": policy.name, "pattern": policy.pattern, "priority": policy.priority, "options": options}
+
+
 def _changed(table: Iterable[Option], now: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The options of `wanted` that differ."""
     known = {option.name for option in table}
@@ -156,6 +183,37 @@ def _given(table: Iterable[Option], values: Mapping[str, Any]) -> dict[str, Any]
             raise errors.BadRequest(f"the option {name} cannot be removed; remove the object, or give it a value", 400)
     given = {name: _REMOVING.get(kinds[name]) if value is None else value for name, value in values.items()}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+
+
+def _plan_policies(wanted: Iterable[Mapping[str, Any]], admin: str | None, token: str | None) -> Iterable[Change]:
+    """Policies come before queues, so that queues which differ from their policies are changed after them."""
+    wanted = list(wanted)
+    if not wanted:
+        return
+    if admin is None:
+        raise errors.ConfigError(
+            "these definitions have policies, which belong to the admin side; give its URL, for example with --admin "
+            "http://127.0.0.1:2627, or remove the member policies"
+        )
+    existing = {policy.name: _policy(policy) for policy in _admin_policies.policies(admin, token=token)}
+    for each in wanted:
+        now = existing.get(each["name"])
+        before, after = {} if now is None else _aspects(now), _aspects(each)
+        changed = {
+            name: (before.get(name), after.get(name)) for name in before | after if before.get(name) != after.get(name)
+        }
+        if changed:
+            yield Change(
+                action="create" if now is None else "change",
+                subject=f"policy {each['name']}",
+                options=changed,
+                _perform=_setting_policy(admin, token, each),
+            )
+
+
+def _aspects(policy: Mapping[str, Any]) -> dict[str, Any]:
+    options = {f"queue.{option}": value for option, value in policy["options"].items()}
+    return {"pattern": policy["pattern"], "priority": policy["priority"]} | options
 
 
 def _plan_channels(client: sync.Client, wanted: Iterable[Mapping[str, Any]]) -> Iterable[Change]:
@@ -258,6 +316,17 @@ def _channel_options(own: Mapping[str, Any], of_queues: Mapping[str, Any]) -> Ch
 
 # Functions that return functions, because a lambda in a loop would see the values of the last round. The returned
 # functions convert the options, so that an impossible value spoils only its own change.
+
+
+def _setting_policy(admin: str, token: str | None, wanted: Mapping[str, Any]) -> Callable[[], object]:
+    return lambda: _admin_policies.set_policy(
+        admin,
+        wanted["name"],
+        wanted["pattern"],
+        QueueOptions(**_given(QUEUE_OPTIONS, wanted["options"])),
+        priority=wanted["priority"],
+        token=token,
+    )
 
 
 def _creating_channel(client: sync.Client, name: str, wanted: Mapping[str, Any]) -> Callable[[], object]:

@@ -60,7 +60,10 @@ _COMMANDS: Final = {
     "queue": ("queue", "Manage queues: ls, show, create, set, status, clear, move, rm."),
     "policy": ("policy", "Set options of all queues that match a pattern: ls, show, set, rm."),
     "router": ("router", "Manage routers: ls, show, create, rm, bind, unbind, enable, disable, test."),
-    "definitions": ("definitions", "Export, compare and import channels, queues and routers: export, diff, import."),
+    "definitions": (
+        "definitions",
+        "Export, compare and import channels, queues, routers, policies: export, diff, import.",
+    ),
     "client": ("client", "Manage connected clients: ls, show, disconnect."),
     "errors": ("errors", "Show recent request errors."),
     "stack": ("stack", "Show what a delivery handler executes."),
