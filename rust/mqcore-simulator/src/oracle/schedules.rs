@@ -220,11 +220,13 @@ impl SeenSchedules {
             if !served[seen.terms.queue] || self.is_unknown {
                 continue;
             }
-            let gap = if std::mem::take(&mut seen.is_irregular) { None } else { seen.gap(system_ms) };
+            let was_irregular = std::mem::take(&mut seen.is_irregular);
+            let gap = if was_irregular { None } else { seen.gap(system_ms) };
             let missing = gap.or_else(|| seen.standstill(now));
             findings.extend(missing.map(|text| format!("schedule {index}: {text}")));
-            // Each run that is on its way now belongs to the next calm.
-            seen.checked = seen.runs.len().saturating_sub(1);
+            // Each run that is on its way now belongs to the next calm. One from before the clock was set back does not:
+            // later runs may have earlier due times.
+            seen.checked = seen.runs.len().saturating_sub(usize::from(!was_irregular));
         }
         findings
     }
@@ -380,6 +382,21 @@ mod tests {
         ended.requested(0, LINK, false, false, (11 * SECOND, 11_000));
         assert_eq!(run(&mut ended, &[(10, 2)]), None);
         assert!(run(&mut ended, &[(20, 3)]).is_some());
+    }
+
+    #[test]
+    fn a_run_before_the_clock_was_set_back_is_not_compared_with_later_ones() {
+        let mut seen = requested(CatchUp::Latest, 0);
+        assert_eq!(run(&mut seen, &[(60, 1)]), None);
+        seen.requested(0, LINK, false, false, (61 * SECOND, 61_000));
+        seen.clock_set(62_000, true);
+        assert!(calm(&mut seen, 110).is_empty());
+        seen.requested(0, LINK, true, false, (110 * SECOND, 50_000));
+        assert_eq!(run(&mut seen, &[(57, 1), (67, 2)]), None);
+        assert!(calm(&mut seen, 75).is_empty());
+        assert_eq!(run(&mut seen, &[(87, 3)]), None);
+        assert_eq!(run(&mut seen, &[(90, 4)]), None);
+        assert!(!calm(&mut seen, 99).is_empty());
     }
 
     #[test]
