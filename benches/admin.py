@@ -1,12 +1,16 @@
 """Measures the admin side of a broker with many queues and connections, and what its checks cost.
 
-    python benches/admin.py [--queues 10000] [--connections 5000] [--runs 5] [--messages 1000000]
+    python benches/admin.py [--queues 10000] [--connections 5000] [--runs 5] [--messages 1000000] [--instructions]
 
 Starts a broker, creates the queues with a message in each tenth, and opens the connections. Prints the median and the
 largest time of each page, and the processor time of the broker while it is idle: the cost of the checks that run once a
 second. After that it starts a second broker without an admin side, and lets messages flow through both by turns: the
 difference of their processor times per message is the cost on the hot path. It includes a request for `/metrics` every
 five seconds.
+
+Processor times differ by several percent from run to run. With ``--instructions``, the program measures nothing else
+than the instructions of a broker with the queues and connections, which valgrind counts whatever else the machine does.
+Each broker runs twice for the same time, without and with the messages; the difference is the cost of the messages.
 """
 
 from __future__ import annotations
@@ -14,15 +18,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from mqcore import QueueOptions, QueueStatus, sync
 
@@ -41,6 +47,7 @@ QUEUES_PER_CHANNEL = 1_000
 BATCH = 1_000
 BODY = b"x" * 128
 IDLE_SECONDS = 10
+COUNTER = ("valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null")
 SCRAPE_SECONDS = 5
 
 
@@ -51,7 +58,12 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=5_000)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--messages", type=int, default=1_000_000, help="messages of each round of the hot path")
+    parser.add_argument("--seconds", type=float, default=60.0, help="duration of each broker under valgrind")
+    parser.add_argument("--instructions", action="store_true", help="count instructions of the hot path by valgrind")
     arguments = parser.parse_args()
+    if arguments.instructions:
+        count_instructions(arguments)
+        return
     with served("--admin", "http://127.0.0.1:0") as watched, served() as plain:
         print(f"empty broker: {idle_share(watched.process):.2f} % of a processor")
         with filled(watched, arguments.queues, arguments.connections):
@@ -71,9 +83,9 @@ class Served:
 
 
 @contextmanager
-def served(*options: str) -> Iterator[Served]:
-    """Run a broker while the block runs."""
-    command = [sys.executable, "-m", "mqcore", "serve", "--listen", "tmqp://127.0.0.1:0", *options]
+def served(*options: str, under: Sequence[str] = ()) -> Iterator[Served]:
+    """Run a broker, by the command `under` if there is one, while the block runs."""
+    command = [*under, sys.executable, "-m", "mqcore", "serve", "--listen", "tmqp://127.0.0.1:0", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
             assert process.stdout is not None
@@ -133,12 +145,20 @@ def measure_hot_path(watched: Served, plain: Served, arguments: argparse.Namespa
 
 
 def cost_of_messages(broker: Served, count: int, idle: float) -> float:
-    """Processor seconds of the broker for a million messages that a client publishes and consumes in batches.
+    """Processor seconds of the broker for a million messages.
 
     `idle` is the share of a processor that it takes while nothing happens.
     """
     before = ticks(broker.process)
-    began = asked = time.perf_counter()
+    began = time.perf_counter()
+    send_messages(broker, count)
+    taken = (ticks(broker.process) - before) / os.sysconf("SC_CLK_TCK")
+    return (taken - idle * (time.perf_counter() - began)) * 1e6 / count
+
+
+def send_messages(broker: Served, count: int) -> None:
+    """Publish and consume messages in batches, and request `/metrics` every five seconds."""
+    asked = time.perf_counter()
     with sync.connect(broker.url) as producer, sync.connect(broker.url) as consumer:
         producer.declare("hot", 1, QueueOptions(status=QueueStatus.PUSH, request_acknowledge=True))
         with consumer.queue("hot", 1).consume(prefetch=4_096) as messages:
@@ -151,8 +171,38 @@ def cost_of_messages(broker: Served, count: int, idle: float) -> float:
                     asked = time.perf_counter()
                     with urllib.request.urlopen(f"{broker.admin}/metrics", timeout=30) as answer:
                         answer.read()
-    taken = (ticks(broker.process) - before) / os.sysconf("SC_CLK_TCK")
-    return (taken - idle * (time.perf_counter() - began)) * 1e6 / count
+
+
+def count_instructions(arguments: argparse.Namespace) -> None:
+    """Print the instructions of a message with and without an admin side."""
+    found = {}
+    for name, options in (("with", ("--admin", "http://127.0.0.1:0")), ("without", ())):
+        costs = []
+        for run in range(arguments.runs):
+            none, all_of_them = (instructions(options, count, arguments) for count in (0, arguments.messages))
+            costs.append((all_of_them - none) / arguments.messages)
+            print(f"run {run + 1} {name} an admin side: {costs[-1]:,.0f} instructions for each message", flush=True)
+        found[name] = statistics.median(costs)
+    print(f"cost on the hot path: {(found['with'] / found['without'] - 1) * 100:+.2f} % of the instructions")
+
+
+def instructions(options: Sequence[str], messages: int, arguments: argparse.Namespace) -> int:
+    """Instructions of a broker from its start to its end, in a time that does not depend on the messages."""
+    with NamedTemporaryFile("r") as log:
+        with (
+            served(*options, under=(*COUNTER, f"--log-file={log.name}")) as broker,
+            filled(broker, arguments.queues, arguments.connections),
+        ):
+            began = time.perf_counter()
+            # Under valgrind, seconds have few messages: requests for `/metrics` would seem to cost each one much.
+            send_messages(replace(broker, admin=None), messages)
+            if (left := began + arguments.seconds - time.perf_counter()) < 0:
+                raise SystemExit(f"the messages took {-left:.0f} s longer than --seconds; pass more")
+            time.sleep(left)
+        total = re.search(r"I\s+refs:\s+([\d,]+)", log.read())
+    if total is None:
+        raise SystemExit("valgrind printed no number of instructions")
+    return int(total[1].replace(",", ""))
 
 
 def idle_share(process: int) -> float:

@@ -41,6 +41,8 @@ struct SeenRun {
     label: u32,
     /// When it was delivered for the first time.
     at: Micros,
+    /// It waited in its queue for long before that.
+    is_late: bool,
 }
 
 #[derive(Debug)]
@@ -185,7 +187,8 @@ impl SeenSchedules {
         let twin = seen.runs.iter().find(|earlier| earlier.due_ms == due_ms);
         let repeats = seen.is_irregular || due_ms <= self.repeats_until_ms;
         let twin = twin.filter(|_| !repeats && seen.begun < 2).copied();
-        seen.runs.push(SeenRun { due_ms, fence, id, label, at: now });
+        let is_late = due_ms + 2 * ARRIVES_MS < system_ms;
+        seen.runs.push(SeenRun { due_ms, fence, id, label, at: now, is_late });
         if self.is_unknown {
             return None;
         }
@@ -221,7 +224,7 @@ impl SeenSchedules {
                 continue;
             }
             let was_irregular = std::mem::take(&mut seen.is_irregular);
-            let gap = if was_irregular { None } else { seen.gap(system_ms) };
+            let gap = if was_irregular || seen.has_backlog(now) { None } else { seen.gap(system_ms) };
             let missing = gap.or_else(|| seen.standstill(now));
             findings.extend(missing.map(|text| format!("schedule {index}: {text}")));
             // Each run that is on its way now belongs to the next calm. One from before the clock was set back does not:
@@ -254,6 +257,11 @@ impl SeenSchedule {
             self.open.retain(|request| !is_of(request));
         }
         is_interrupted
+    }
+
+    /// Whether many runs still wait in the queue, as after the clock was set forward. Rejected ones change their order.
+    fn has_backlog(&self, now: Micros) -> bool {
+        self.runs.iter().rev().take_while(|run| run.at + ARRIVES_MS * 1000 > now).any(|run| run.is_late)
     }
 
     /// A run that is missing between others, or has a wrong due time.
@@ -382,6 +390,19 @@ mod tests {
         ended.requested(0, LINK, false, false, (11 * SECOND, 11_000));
         assert_eq!(run(&mut ended, &[(10, 2)]), None);
         assert!(run(&mut ended, &[(20, 3)]).is_some());
+    }
+
+    #[test]
+    fn a_run_that_may_still_wait_in_a_long_queue_is_not_missing() {
+        for (calm_ends, is_right) in [(104, true), (108, false)] {
+            let mut seen = requested(CatchUp::All, 0);
+            assert_eq!(run(&mut seen, &[(0, 1), (10, 2)]), None);
+            seen.clock_set(11_000, false);
+            // Run 3 waits, or is lost.
+            let late = RunDelivery { schedule: 0, due_ms: 30_000, fence: 4, id: 0 };
+            assert_eq!(seen.ran(late, 2, 102 * SECOND, 102_000), None);
+            assert_eq!(calm(&mut seen, calm_ends).is_empty(), is_right);
+        }
     }
 
     #[test]
