@@ -372,6 +372,12 @@ fuzz: ## feed every fuzz target for FUZZ_SECONDS (60) each; needs a nightly tool
 		cargo +nightly fuzz run "$$target" -- -max_total_time=$(FUZZ_SECONDS); \
 	done
 
+FUZZ_EXECUTIONS ?= 1e9
+
+.PHONY: fuzz-campaign
+fuzz-campaign: ## feed all fuzz targets by turns until they have run FUZZ_EXECUTIONS (1e9) inputs
+	@python3 fuzz/campaign.py --executions $(FUZZ_EXECUTIONS)
+
 .PHONY: fuzz-corpus
 fuzz-corpus: ## minimize each fuzz corpus, with new inputs of `make fuzz`, and pack it into fuzz/corpus/TARGET.hex
 	@python3 fuzz/corpus.py unpack
