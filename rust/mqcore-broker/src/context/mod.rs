@@ -193,7 +193,22 @@ impl Context<'_> {
     }
 
     /// Records an event that ends a delivery, which began at `since`.
+    #[inline]
     pub(crate) fn record_event_since(
+        &mut self,
+        queue: &Arc<QueueAddress>,
+        entry: &Entry,
+        what: LifecycleEvent<'_>,
+        since: Timestamp,
+    ) {
+        // Inlined, because it happens several times for each message and most brokers record nothing.
+        if self.records_events() {
+            self.write_event(queue, entry, what, since);
+        }
+    }
+
+    #[inline(never)]
+    fn write_event(
         &mut self,
         queue: &Arc<QueueAddress>,
         entry: &Entry,
