@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "module", ["mqcore.jobs.address", "mqcore.jobs.backoff", "mqcore.ratelimit.limits", "mqcore.ratelimit.local"]
+    "module", ["mqcore.backoff", "mqcore.jobs.address", "mqcore.ratelimit.limits", "mqcore.ratelimit.local"]
 )
 def test_examples_in_docstrings_give_the_shown_results(module: str) -> None:
     results = doctest.testmod(importlib.import_module(module))

@@ -13,6 +13,7 @@ from served import ROOT, ServedBroker, clean_environment
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 SAYS = {
+    "app": ["total: 19.0"],
     "authenticator": ["the cook has joined", "the guest may not join: 401"],
     "embed": ["confirmed by server"] * 3 + ["order 0", "order 1", "order 2"],
     "events": [

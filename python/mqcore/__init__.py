@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import mqcore.admin
+    import mqcore.app
     import mqcore.authority
     import mqcore.backup
     import mqcore.errors
@@ -34,8 +35,10 @@ if TYPE_CHECKING:
         QueueView,
         __version__,
     )
+    from mqcore.app import AckPolicy, App, Depends, Group, Retry
+    from mqcore.backoff import Backoff
     from mqcore.broker import Broker
-    from mqcore.client import Client, ClientOptions, connect
+    from mqcore.client import Client, ClientOptions, Delivered, connect
     from mqcore.config import (
         Binding,
         BrokerConfig,
@@ -60,8 +63,11 @@ if TYPE_CHECKING:
     from mqcore.tls import Listener, ListenerTLS, TLSConfig
 
 __all__ = [
+    "AckPolicy",
     "Acknowledgement",
+    "App",
     "Authenticator",
+    "Backoff",
     "Binding",
     "BindingHandler",
     "Broker",
@@ -74,10 +80,13 @@ __all__ = [
     "ClientView",
     "Decision",
     "Decisions",
+    "Delivered",
     "Delivery",
     "DeliveryHandler",
+    "Depends",
     "Durability",
     "EventHandler",
+    "Group",
     "Interaction",
     "Listener",
     "ListenerTLS",
@@ -95,6 +104,7 @@ __all__ = [
     "QueueOptions",
     "QueueStatus",
     "QueueView",
+    "Retry",
     "RouteMethod",
     "Router",
     "RouterOptions",
@@ -123,8 +133,10 @@ _MODULES = {
         "QueueView",
         "__version__",
     ),
+    "mqcore.app": ("AckPolicy", "App", "Depends", "Group", "Retry"),
+    "mqcore.backoff": ("Backoff",),
     "mqcore.broker": ("Broker",),
-    "mqcore.client": ("Client", "ClientOptions", "connect"),
+    "mqcore.client": ("Client", "ClientOptions", "Delivered", "connect"),
     "mqcore.config": (
         "Binding",
         "BrokerConfig",
@@ -150,6 +162,7 @@ _MODULES = {
 }
 _SUBMODULES = (
     "admin",
+    "app",
     "authority",
     "backup",
     "errors",

@@ -6,8 +6,9 @@
     ├── ConfigError (ValueError)               a setting that cannot work
     ├── InvalidArgument (ValueError)           an argument that cannot be said: a name, a header, an id
     ├── NotSupported (NotImplementedError)     something that the protocol of this client does not have
-    ├── NotRunning (RuntimeError)              the embedded broker is stopped
+    ├── NotRunning (RuntimeError)              the embedded broker or the app is stopped
     │   └── Forked                             broker or client, made before fork()
+    ├── AlreadyRunning (RuntimeError)          an app that was started twice
     ├── DataDirError                           DataDirBusy · DataDirDamaged · DataDirFull
     │                                          DataDirMissing (LookupError) · DataDirUnreadable
     │                                          HistoryLost
@@ -35,6 +36,7 @@ from __future__ import annotations
 
 __all__ = [
     "AlreadyExists",
+    "AlreadyRunning",
     "AuthFailed",
     "AuthorityError",
     "AuthorityMissing",
@@ -105,7 +107,11 @@ class NotSupported(MqcoreError, NotImplementedError):
 
 
 class NotRunning(MqcoreError, RuntimeError):
-    """The embedded broker was asked for something while it was stopped."""
+    """The embedded broker or an app was asked for something while it was stopped."""
+
+
+class AlreadyRunning(MqcoreError, RuntimeError):
+    """An app was started while it runs."""
 
 
 class Forked(NotRunning):

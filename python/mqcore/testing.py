@@ -8,32 +8,38 @@
         await mq.clock.advance(minutes=5)      # acknowledgements time out, messages expire
         assert [message.attempts for message in mq.messages("orders/1001")] == [1]
 
-It runs the same core, sessions and codecs as the product, with another transport and another clock.
+It runs the same core, sessions and codecs as the product, with another transport and another clock. With
+``TestBroker(app)`` it runs the handlers of a `mqcore.App` too, and `settle` waits for them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, Unpack
+from typing import TYPE_CHECKING, Final, Self, Unpack
 
-from mqcore import _core
+from mqcore import _core, errors
 from mqcore.broker import Broker
-from mqcore.config import Duration, seconds
+from mqcore.config import BrokerConfig, Duration, seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Mapping
+    from types import TracebackType
 
     from mqcore._core import Message
+    from mqcore.app import App
     from mqcore.broker import BrokerOptions
-    from mqcore.config import BrokerConfig
     from mqcore.observing import Authenticator, EventHandler
 
 __all__ = ["Clock", "StoredMessage", "TestBroker", "tmqp"]
 
 _SETTLE_TIMEOUT: Final = 30.0
 _NEVER: Final = "36500d"
+_POLL_SECONDS: Final = 0.001
+"""Time between two looks at the handlers of apps."""
 
 
 class tmqp:  # noqa: N801 (used like a module: tmqp.decode)
@@ -134,6 +140,9 @@ _seconds = seconds
 class TestBroker(Broker):
     """A broker in memory, with a clock that stands still until `clock.advance`. Takes the arguments of `Broker`.
 
+    In place of a configuration it takes a `mqcore.App`: ``async with TestBroker(app) as mq`` runs its handlers against
+    this broker instead of the app's own, and creates the queues to which the app publishes if they are missing.
+
     Only the broker's timers follow `clock`; handlers and clients run in real time. An advance of the clock would
     otherwise close connections, so the broker sends no pings and has no handshake timeout, unless `ping_interval` or
     `handshake_timeout` is given.
@@ -153,12 +162,15 @@ class TestBroker(Broker):
 
     def __init__(
         self,
-        config: BrokerConfig | None = None,
+        config: BrokerConfig | App | None = None,
         *,
         event_handlers: Mapping[str, EventHandler] | None = None,
         authenticators: Mapping[str, Authenticator] | None = None,
         **options: Unpack[BrokerOptions],
     ) -> None:
+        self._apps: list[App] = []
+        if config is not None and not isinstance(config, BrokerConfig):
+            self._apps, config = [config], None
         if config is None:
             without_timeouts: BrokerOptions = {"ping_interval": _NEVER, "handshake_timeout": _NEVER}
             options = {**without_timeouts, **options}
@@ -168,13 +180,66 @@ class TestBroker(Broker):
         self.clock = Clock(self)
         return _core.Broker(config, manual_clock=True)
 
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        try:
+            for app in self._apps:
+                await app._start(self, create_targets=True)
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            for app in reversed(self._apps):
+                await app.__aexit__(kind, error, traceback)
+        finally:
+            await super().__aexit__(kind, error, traceback)
+
+    def __enter__(self) -> Self:
+        if self._apps:
+            raise errors.ConfigError(f"{self._apps[0]!r} needs an event loop; write 'async with TestBroker(app)'")
+        return super().__enter__()
+
+    @asynccontextmanager
+    async def running(self, app: App) -> AsyncIterator[App]:
+        """Run the handlers of an app during the block, as ``TestBroker(app)`` does. `settle` waits for them too."""
+        await app._start(self, create_targets=True)
+        self._apps.append(app)
+        try:
+            yield app
+        finally:
+            self._apps.remove(app)
+            await app.__aexit__(None, None, None)
+
     async def settle(self, timeout: Duration = _SETTLE_TIMEOUT) -> None:
         """Wait until the broker is idle: all input is read, all handlers have answered, and all messages that can be
-        delivered are delivered.
+        delivered are delivered. Handlers of apps have ended, and so have those that their messages and results called.
 
-        Raises `TimeoutError` if the broker is not idle after `timeout` (default 30 s).
+        Raises `TimeoutError` if that has not happened after `timeout` (default 30 s); it names handlers that still run.
         """
-        await asyncio.to_thread(self._core.settle, seconds(timeout))
+        deadline = time.monotonic() + seconds(timeout)
+        while True:
+            before = sum(app._taken for app in self._apps)
+            # The broker first reads all that the clients of apps have sent, and delivers what follows from it.
+            await self._reach_apps()
+            await asyncio.to_thread(self._core.settle, max(0.0, deadline - time.monotonic()))
+            await self._reach_apps()
+            while running := [app for app in self._apps if app._is_busy]:
+                if time.monotonic() > deadline:
+                    described = "; ".join(app._describe_running() for app in running)
+                    raise TimeoutError(f"handlers still run after {seconds(timeout):g} s: {described}")
+                await asyncio.sleep(_POLL_SECONDS)
+            if sum(app._taken for app in self._apps) == before:
+                return
+
+    async def _reach_apps(self) -> None:
+        """Exchange a message with the client of each app: answers arrive after all deliveries before them."""
+        for app in self._apps:
+            await app.client.channels("")
 
     def messages(self, queue: str, limit: int = 10_000) -> list[StoredMessage]:
         """Return up to `limit` messages that wait in `queue`, such as ``orders/1001``, in delivery order.
