@@ -237,10 +237,11 @@ mutants: $(EXTENSION) ## run MUTANTS (40) random defects of each of TARGETS (Pyt
 	@$(PY) tools/mutants.py --count $(MUTANTS) --seed $(MUTANTS_SEED) $(MUTANTS_FLAGS) $(TARGETS)
 
 .PHONY: generate
-generate: $(ENVIRONMENT) ## generate the blocking clients, the code of all options, and files of contrib
+generate: $(ENVIRONMENT) ## generate the blocking clients, the code of all options, files of contrib, and programs in docs
 	@$(PY) tools/generate_sync.py
 	@$(PY) tools/generate_options.py
 	@$(PY) tools/generate_contrib.py
+	@$(PY) tools/docs/snippets.py
 
 .PHONY: format
 format: $(ENVIRONMENT) ## format all files
@@ -316,6 +317,12 @@ pictures: $(EXTENSION) ## update the screenshots of reports in docs/images; take
 screenshots: $(EXTENSION) $(DASHBOARD) ## update the screenshots of the dashboard in docs/images; takes two minutes and needs Chromium
 	@$(PY) tools/screenshots.py
 
+# Without a network the tools cannot be installed, and the reason is printed. DOCS_FLAGS=--require fails then.
+.PHONY: docs
+docs: $(EXTENSION) ## build the documentation site into site/; fails on broken links
+	$(call step,documentation site)
+	@$(PY) tools/docs/build.py $(DOCS_FLAGS)
+
 SEEDS ?= 2000
 
 .PHONY: promises
@@ -389,7 +396,7 @@ wheel: $(ENVIRONMENT) ## an abi3 wheel for this machine, into dist/
 	@$(BIN)/maturin build --release --strip --locked --out dist
 
 .PHONY: lock
-lock: $(ENVIRONMENT) ## update requirements/test.lock from pyproject.toml, and peers.lock; needs uv
+lock: $(ENVIRONMENT) ## update requirements/test.lock from pyproject.toml, peers.lock and docs.lock; needs uv
 	@{ echo '# What the tests run with, by version and hash; renewed by `make lock`.'; \
 		uv pip compile --quiet --upgrade --group test --universal --python-version 3.11 --generate-hashes \
 			--no-header --no-emit-index-url --annotation-style line pyproject.toml; } > requirements/test.lock.new
@@ -399,9 +406,14 @@ lock: $(ENVIRONMENT) ## update requirements/test.lock from pyproject.toml, and p
 		uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 			--no-header --no-emit-index-url --annotation-style line -; } > requirements/peers.lock.new
 	@mv requirements/peers.lock.new requirements/peers.lock
+	@{ echo '# Tools of `make docs`, by version and hash; renewed by `make lock`.'; \
+		printf '%s\n' 'mkdocs-material>=9.8,<10' mkdocstrings-python | \
+		uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+			--no-header --no-emit-index-url --annotation-style line -; } > requirements/docs.lock.new
+	@mv requirements/docs.lock.new requirements/docs.lock
 
 .PHONY: clean
 clean: ## remove the environment, caches and packages; for cargo's target directory use cargo clean
-	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-docs site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find python tests examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 	rm -f python/mqcore/_core*.so python/mqcore/_core*.pyd

@@ -121,6 +121,11 @@ class Browser:
                     pass
         return seen
 
+    def requested(self) -> list[str]:
+        """Return the addresses of everything that the page has fetched so far."""
+        sent = (event for event in self._events if event["method"] == "Network.requestWillBeSent")
+        return [str(event["params"]["request"]["url"]) for event in sent]
+
     def value(self, expression: str) -> Any:
         """Return what an expression is worth in the page, as plain values."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)

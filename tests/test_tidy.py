@@ -362,7 +362,8 @@ def test_no_file_is_called_by_what_says_nothing() -> None:
 
 
 def test_locks_name_versions_and_hashes_and_no_address_to_download_from() -> None:
-    python_lock = "".join((ROOT / "requirements" / name).read_text() for name in ("test.lock", "peers.lock"))
+    names = ("test.lock", "peers.lock", "docs.lock")
+    python_lock = "".join((ROOT / "requirements" / name).read_text() for name in names)
     assert "==" in python_lock
     assert "--hash=sha256:" in python_lock
     assert "://" not in python_lock
