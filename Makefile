@@ -323,6 +323,10 @@ docs: $(EXTENSION) ## build the documentation site into site/; fails on broken l
 	$(call step,documentation site)
 	@$(PY) tools/docs/build.py $(DOCS_FLAGS)
 
+.PHONY: diagrams
+diagrams: $(ENVIRONMENT) ## draw changed diagrams of the documentation as SVG; needs npm and Chromium
+	@$(PY) tools/docs/diagrams.py
+
 SEEDS ?= 2000
 
 .PHONY: promises

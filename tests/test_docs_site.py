@@ -129,6 +129,15 @@ def test_a_page_without_an_entry_in_the_navigation_is_an_error(builder: Any, tmp
         sys.modules["staging"].check_navigation(ROOT, tmp_path)
 
 
+def test_pictures_of_diagrams_show_their_present_source(builder: Any) -> None:
+    import diagrams  # type: ignore[import-not-found]
+
+    assert len(list(diagrams.diagrams())) >= 14
+    assert diagrams.stale() == [], "run make diagrams"
+    without_title = [d.name for d in diagrams.diagrams() if "accTitle:" not in d.source]
+    assert not without_title, "screen readers read the line accTitle"
+
+
 class Assets(HTMLParser):
     """Addresses that a browser loads when it shows a page."""
 
