@@ -6,6 +6,7 @@ The blocks of a page are read in order:
 - ```` ```sh ````: commands, which run until they end. ```` ```sh title="terminal 1" ````: a command that keeps running.
   A later block of the same terminal interrupts it first, as Ctrl-C does.
 - ```` ```sh title="install" ````: commands that install mqcore; `Reader.installs` says whether they run.
+- ```` ```text title="terminal 1" ```` with `^C`: Ctrl-C in this terminal.
 - ```` ```text ```` after commands: what they print. `...` stands for any text. After the command of a terminal, and
   with ```` ```text title="terminal 1" ````, the reader waits until the terminal has printed it.
 
@@ -140,6 +141,8 @@ class Reader:
                     target.write_text(text, encoding="utf-8")
                 elif block.kind == "sh":
                     last = self._run(block, text)
+                elif block.kind == "text" and block.title is not None and text.strip() == "^C":
+                    self.terminals[block.title].interrupt()
                 elif block.kind == "text" and block.title is not None:
                     self.terminals[block.title].expect(text)
                 elif block.kind == "text" and isinstance(last, Terminal):
@@ -165,6 +168,9 @@ class Reader:
                 self.terminals.pop(block.title).interrupt()
             terminal = Terminal(text.strip(), self.directory, self.environment)
             self.terminals[block.title] = terminal
+            if text.startswith("mqcore serve"):
+                # Readers look at the terminal before they use the other one.
+                terminal.expect('"event":"ready"')
             return terminal
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", text],
