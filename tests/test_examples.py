@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ SAYS = {
         "cook sent soup to orders/1",
     ],
     "handler": ["with a schema: accepted", "without one: rejected, none"],
+    "hello": ["three of A-100 - confirmed by server"],
     "consume": [f"{number} done at attempt {attempt}" for number, attempt in ((1, 1), (2, 1), (4, 1), (3, 2))],
     "jobs": ["3.5", "1 succeeded, 1 retried"],
     "nodes_leader": ["east has 3 and west has 3"],
@@ -70,6 +72,14 @@ def test_no_example_is_forgotten_here() -> None:
         "ratelimit_starlette",
         "test_with_testbroker",
     }
+
+
+def test_the_program_of_the_readme_is_the_first_example() -> None:
+    readme = (ROOT / "README.md").read_text()
+    (program,) = re.findall(r"^```python\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
+    without_docstring = (ROOT / "examples" / "hello.py").read_text().partition('"""\n\n')[2]
+    assert program == without_docstring
+    assert len(re.findall(r"^\s*\S", program, re.MULTILINE)) <= 12
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
