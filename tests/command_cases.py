@@ -143,6 +143,8 @@ CASES: Final = {
 ELSEWHERE: Final = {
     "serve": "runs until a signal: test_serve_prints_its_ready_line_only",
     "drain": "stops a broker: test_drain_reports_what_it_started",
+    "run": "runs until a signal: tests/test_cli_run.py",
+    "docs asyncapi": "needs an app: tests/test_asyncapi.py",
     "worker": "runs until a signal: test_worker_and_watch_print_data_until_a_signal",
     "jobs watch": "runs until a signal, and needs a worker: the same test",
     "pipeline run": "starts Spark, which takes a minute: tests/spark/test_program.py",

@@ -22,6 +22,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Self, Unpack
 
 from mqcore import _core, errors
+from mqcore._server_process import ServerProcess
 from mqcore.broker import Broker
 from mqcore.config import BrokerConfig, Duration, seconds
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from mqcore.broker import BrokerOptions
     from mqcore.observing import Authenticator, EventHandler
 
-__all__ = ["Clock", "StoredMessage", "TestBroker", "tmqp"]
+__all__ = ["Clock", "ServerProcess", "StoredMessage", "TestBroker", "tmqp"]
 
 _SETTLE_TIMEOUT: Final = 30.0
 _NEVER: Final = "36500d"

@@ -78,16 +78,18 @@ class App(Group):
         """Replacements of dependencies, for tests: ``app.dependency_overrides[get_db] = fake_db``."""
         self._broker = broker
         self._options: ConnectOptions = options
-        self._drain_timeout = seconds(options.pop("drain_timeout", _DRAIN_TIMEOUT_SECONDS))
+        self.drain_timeout = seconds(options.pop("drain_timeout", _DRAIN_TIMEOUT_SECONDS))
+        """Seconds for running handlers to finish when it stops."""
         self._lifespan = lifespan
         self._declare: Declare = declare
         self._run: Run | None = None
 
     # --- running ---------------------------------------------------------------------------------------------------
 
-    def locate(self, broker: str | Sequence[str] | EmbeddedBroker, *, token: str | None = None) -> None:
-        """Use another broker from the next start on. Without a new token, the previous credentials stay in use."""
-        self._broker = broker
+    def locate(self, broker: str | Sequence[str] | EmbeddedBroker | None = None, *, token: str | None = None) -> None:
+        """Use another broker, or another token, from the next start on. ``None`` keeps the previous ones."""
+        if broker is not None:
+            self._broker = broker
         if token is not None:
             self._options = {**self._options, "token": token, "user": None, "password": None}
 
@@ -121,20 +123,22 @@ class App(Group):
         if run is not None and run.failure is not None and error is None:
             raise run.failure
 
-    async def _stop(self) -> None:
+    async def _stop(self) -> int:
+        """Stop, and return the number of handlers that were cancelled."""
         run = self._run
         if run is None:
-            return
+            return 0
         try:
-            await run.stop(self._drain_timeout)
+            return await run.stop(self.drain_timeout)
         finally:
             self._run = None
 
-    async def serve(self, *, signals: bool = True, on_ready: Callable[[], object] | None = None) -> None:
+    async def serve(self, *, signals: bool = True, on_ready: Callable[[], object] | None = None) -> int:
         """Run until SIGTERM or Ctrl-C, until `stop` is called, or until this call is cancelled; then drain.
 
-        A second signal cancels running handlers at once. Raises what entering the app raises, and what ends it: for
-        example `ConnectionLost` if its client gives up reconnecting.
+        A second signal cancels running handlers at once. Returns the number of handlers that were cancelled. Raises
+        what entering the app raises, and what ends it: for example `ConnectionLost` if its client gives up
+        reconnecting.
 
         - `signals`: whether to handle signals (true). Only the main thread can.
         - `on_ready`: called when the app consumes; an awaitable that it returns is awaited.
@@ -147,7 +151,7 @@ class App(Group):
                     await waiting
                 await run.wait()
                 # Inside, so that a second signal can end the drain.
-                await self._stop()
+                return await self._stop()
 
     def run(self) -> None:
         """Run until SIGTERM or Ctrl-C, on an event loop of its own; see `serve`."""
@@ -168,6 +172,11 @@ class App(Group):
     def is_running(self) -> bool:
         """Whether it consumes."""
         return self._run is not None and self._run.is_started
+
+    @property
+    def consumes(self) -> list[str]:
+        """The queues and topics of its subscribers."""
+        return [each.queue for each in self._all_subscribers()]
 
     @property
     def client(self) -> Client:
@@ -198,6 +207,27 @@ class App(Group):
     def check(self) -> None:
         """Check all declarations without connecting. Raises `ConfigError` for the first mistake."""
         self._compiled()
+
+    def asyncapi(
+        self, *, title: str | None = None, version: str = "1.0.0", description: str | None = None
+    ) -> dict[str, Any]:
+        """Return the AsyncAPI 3.0 document of the app as JSON values; `json.dumps` writes it.
+
+        It has the queues and topics with their messages and JSON Schemas, and what the app receives, answers and sends.
+        `title` is the name of the app by default, `version` that of the app. Raises `ConfigError` like `check`.
+        """
+        from mqcore.app.asyncapi import document
+
+        broker = self._broker
+        urls = [broker] if isinstance(broker, str) else list(broker) if isinstance(broker, Sequence) else []
+        return document(
+            self.name,
+            self._compiled(),
+            title=title or self.name,
+            version=version,
+            description=description,
+            urls=urls,
+        )
 
     def _compiled(self) -> Declarations:
         return compile_declarations(self, App, self.dependency_overrides)

@@ -58,6 +58,8 @@ class Run:
         self._runners: list[Subscriber | Answers] = []
         self._open = AsyncExitStack()
         self._stop_requested = asyncio.Event()
+        self._cancelled = 0
+        """Handlers that a second signal cancelled."""
         self._executor: ThreadPoolExecutor | None = None
         self._watching: asyncio.Task[None] | None = None
 
@@ -179,16 +181,21 @@ class Run:
 
     def cancel_handlers(self) -> None:
         """Cancel running handlers. Their messages are redelivered when the client has closed."""
+        self._cancelled += sum(len(runner.running()) for runner in self._runners)
         for task in self._tasks():
             task.cancel()
 
-    async def stop(self, drain_timeout: float) -> None:
-        """Take nothing more, let handlers finish for `drain_timeout` seconds, cancel the others, and close."""
+    async def stop(self, drain_timeout: float) -> int:
+        """Take nothing more, let handlers finish for `drain_timeout` seconds, cancel the others, and close.
+
+        Return the number of handlers that were cancelled.
+        """
         self.is_started = False
         self.request_stop()
         for runner in self._runners:
             runner.stop()
         tasks = self._tasks()
+        running: list[str] = []
         try:
             if tasks:
                 await asyncio.wait(tasks, timeout=drain_timeout)
@@ -202,12 +209,14 @@ class Run:
                     drain_timeout,
                     ", ".join(running),
                 )
-                self.cancel_handlers()
+                for task in unfinished:
+                    task.cancel()
                 await asyncio.gather(*unfinished, return_exceptions=True)
             if self._watching is not None:
                 self._watching.cancel()
                 await asyncio.gather(self._watching, return_exceptions=True)
             await self._open.aclose()
+        return len(running) + self._cancelled
 
     # --- tests -----------------------------------------------------------------------------------------------------
 

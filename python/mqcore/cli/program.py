@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ import click
 from mqcore.cli.exit_code import ExitCode, exit_code
 from mqcore.cli.group import CommandGroup
 
-__all__ = ["run"]
+__all__ = ["reporting", "root", "run"]
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -20,8 +20,13 @@ def run(arguments: Sequence[str]) -> int:
 
     With MQCORE_DEBUG set, unexpected exceptions are raised instead.
     """
+    return reporting(lambda: root().main(list(arguments), prog_name="mqcore", standalone_mode=False))
+
+
+def reporting(program: Callable[[], Any]) -> int:
+    """Run a part of the program like `run`: return its exit code, and print each error as one line on stderr."""
     try:
-        result = root().main(list(arguments), prog_name="mqcore", standalone_mode=False)
+        result = program()
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return ExitCode.USAGE
@@ -71,6 +76,8 @@ _COMMANDS: Final = {
     "user": ("authority", "Manage users: add, ls, passwd, rm, hash."),
     "token": ("authority", "Manage access tokens: create, ls, revoke."),
     "limit": ("limit", "Manage counters and limits: ls, get, set, reset, watch."),
+    "run": ("run", "Run the handlers of an app."),
+    "docs": ("docs", "Describe an app: asyncapi."),
     "worker": ("worker", "Run jobs."),
     "jobs": ("jobs", "Manage jobs: enqueue, status, workers, watch, failed, retry, schedules, unschedule."),
     "node": ("node", "Inspect linked brokers: ls."),

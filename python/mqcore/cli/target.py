@@ -176,6 +176,11 @@ def named_context() -> str | None:
     return _root("context") or None
 
 
+def is_url_option() -> bool:
+    """Return whether `mqcore --url` names the broker."""
+    return _root("url") is not None and _is_flag("url")
+
+
 def token() -> str | None:
     """Return the value of `mqcore --token`, else MQCORE_TOKEN unless ``--context`` names the broker."""
     return _root("token")
