@@ -259,6 +259,8 @@ bench: $(ENVIRONMENT) ## measure, on an otherwise idle machine; docs/performance
 	@rm -f $(EXTENSION) # what is installed now is no debug build any more
 	@VIRTUAL_ENV='$(abspath $(VENV))' $(BIN)/maturin develop --release --locked $(if $(UV),--uv)
 	@$(PY) benches/embed.py --load $(or $(CARGO_TARGET_DIR),target)/release/load
+	$(call step,what an app adds to a consume loop)
+	@$(PY) benches/app.py
 	$(call step,what a router in Python costs)
 	@$(PY) benches/routing.py
 	$(call step,what TLS costs)

@@ -45,7 +45,8 @@ def _body(message: Any) -> Any:
 def bind(handler: Handler, environment: Environment, body_of: BodyOf = _body) -> Call:
     """Return the call of a handler."""
     if handler.providers:
-        return _Bound(handler, environment, body_of).call
+        bound = _Bound(handler, environment, body_of)
+        return bound.call_directly if bound.is_direct else bound.call
     function = handler.function
     if not handler.is_async:
         function = _threaded(function, environment.run_in_thread)
@@ -135,6 +136,8 @@ class _Step:
 
     def start(self, message: Any, values: list[Any]) -> Any:
         """Call its function: a value, an awaitable or a context manager, according to its kind."""
+        if not self._named:
+            return self.function(*[get(message, values) for get in self._positional])
         return self.function(
             *[get(message, values) for get in self._positional],
             **{name: get(message, values) for name, get in self._named},
@@ -194,7 +197,19 @@ class _Bound:
         self._positional, self._named = _getters(handler.arguments, environment, places, body_of)
         self._function = handler.function
         self._is_async = handler.is_async
+        self.is_direct = handler.is_async and all(step.kind is Kind.PLAIN and not step.in_thread for step in self._here)
+        """Whether all dependencies are made by plain calls on the event loop."""
         self._run_in_thread = environment.run_in_thread
+
+    def call_directly(self, message: Any) -> Awaitable[Any]:
+        """Do what `call` does without anything to wait for or to end."""
+        values: list[Any] = [None] * self._count
+        for step in self._here:
+            values[step.place] = step.start(message, values)
+        if not self._named:
+            return self._function(*[get(message, values) for get in self._positional])  # type: ignore[no-any-return]
+        named = {name: get(message, values) for name, get in self._named}
+        return self._function(*[get(message, values) for get in self._positional], **named)  # type: ignore[no-any-return]
 
     async def call(self, message: Any) -> Any:
         """Make the dependencies, call the handler, and end the generators."""

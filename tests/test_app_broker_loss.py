@@ -1,0 +1,86 @@
+"""Apps whose broker is killed and started again: consumers continue, nothing confirmed is lost, retries are counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app_types import until
+from mqcore import App, Backoff, Delivered, QueueOptions, Retry
+from mqcore.testing import ServerProcess
+
+SAVING = QueueOptions(delivery_handler="at-least-once")
+
+
+async def test_app_continues_after_its_broker_was_killed_and_loses_nothing(tmp_path: Path) -> None:
+    with ServerProcess(data_dir=tmp_path / "data") as server:
+        app = App(server.url, backoff_first="10ms", backoff_max="50ms", request_timeout="30s")
+        done: Counter[int] = Counter()
+        published: list[int] = []
+
+        @app.subscriber("orders/1", concurrency=4, prefetch=20, queue_options=SAVING)
+        async def handle(number: int) -> None:
+            await asyncio.sleep(0.001)
+            done[number] += 1
+
+        async def produce() -> None:
+            for number in range(300):
+                await app.publish("orders/1", number, id=f"n{number}", retry=True)
+                published.append(number)
+
+        async with app:
+            producing = asyncio.create_task(produce())
+            for count in (50, 150):
+                await until(lambda count=count: len(published) >= count, 30)  # type: ignore[misc]
+                await asyncio.to_thread(server.restart)
+            await asyncio.wait_for(producing, 50)
+            await until(lambda: set(done) == set(range(300)), 30)
+            await until(lambda: app.is_running and not app._is_busy)
+
+
+async def test_attempts_and_delays_survive_the_broker(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("CRITICAL", logger="mqcore.app")
+    with ServerProcess(data_dir=tmp_path / "data") as server:
+        app = App(server.url, backoff_first="10ms", backoff_max="50ms")
+        attempts: list[int | None] = []
+        retry = Retry(2, backoff=Backoff("500ms", max="1s", jitter=0), dead_letter="orders/9")
+
+        @app.subscriber("orders/1", retry=retry, queue_options=SAVING)
+        async def handle(message: Delivered[bytes]) -> None:
+            attempts.append(message.attempt)
+            raise ValueError("no stock")
+
+        async with app:
+            await app.publish("orders/1", b"x")
+            await until(lambda: attempts == [1])
+            await asyncio.to_thread(server.restart)
+            await until(lambda: len(attempts) == 3, 20)
+            assert attempts == [1, 2, 3]
+
+            async def letters() -> list[Any]:
+                return list(await app.client.queue("orders/9").pull(5, timeout="20s"))
+
+            found = await letters()
+            while not found:
+                found = await letters()
+            assert found[0].headers["Dead-Letter-Error"] == "ValueError: no stock"
+
+
+async def test_requests_work_again_after_the_broker_was_killed() -> None:
+    with ServerProcess() as server:
+        app = App(server.url, name="billing", backoff_first="10ms", backoff_max="50ms")
+
+        @app.on_request()
+        async def echo(body: str) -> str:
+            return body
+
+        async with app:
+            client = app.client
+            assert await client.request("@name:billing", "x", reply=str) == "x"
+            await asyncio.to_thread(server.restart)
+            await until(lambda: client.state.status == "connected")
+            assert await client.request("@name:billing", "y", reply=str, timeout="10s") == "y"
