@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import mqcore
 from app_types import until
 from mqcore import App, Backoff, Delivered, QueueOptions, Retry
 from mqcore.testing import ServerProcess
@@ -70,6 +71,30 @@ async def test_attempts_and_delays_survive_the_broker(tmp_path: Path, caplog: py
             assert found[0].headers["Dead-Letter-Error"] == "ValueError: no stock"
 
 
+async def test_app_creates_its_queues_again_on_a_broker_that_has_lost_them() -> None:
+    with ServerProcess() as server:
+        app = App(server.url, backoff_first="10ms", backoff_max="50ms")
+        got: list[str] = []
+
+        @app.subscriber("orders/1", retry=Retry(3))
+        @app.publisher("done/1", queue_options=QueueOptions(put_back_limit=7))
+        async def handle(body: str) -> str:
+            got.append(body)
+            return body
+
+        async with app:
+            for body in ("first", "second", "third"):
+                await app.publish("orders/1", body)
+                await until(lambda body=body: body in got)  # type: ignore[misc]
+                found = await app.client.queue_information("done/1")
+                assert (found.messages, found.put_back_limit) == (1, 7)
+                assert (await app.client.queue_information("orders/1")).put_back_limit == 3
+                before = app.client.state.client_id
+                await asyncio.to_thread(server.restart)
+                await until(lambda before=before: app.client.state.client_id not in {None, before})  # type: ignore[misc]
+                await until(lambda: app._run is not None and app._run.checked_connections == len(got))
+
+
 async def test_requests_work_again_after_the_broker_was_killed() -> None:
     with ServerProcess() as server:
         app = App(server.url, name="billing", backoff_first="10ms", backoff_max="50ms")
@@ -84,3 +109,19 @@ async def test_requests_work_again_after_the_broker_was_killed() -> None:
             await asyncio.to_thread(server.restart)
             await until(lambda: client.state.status == "connected")
             assert await client.request("@name:billing", "y", reply=str, timeout="10s") == "y"
+
+
+async def test_app_logs_that_a_broker_has_lost_a_queue_which_it_may_not_create(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with ServerProcess() as server:
+        app = App(server.url, declare="check", backoff_first="10ms", backoff_max="50ms")
+
+        @app.subscriber("orders/1")
+        async def handle(body: str) -> None: ...
+
+        async with mqcore.connect(server.url) as client:
+            await client.create_queue("orders/1", QueueOptions(status="roundrobin", request_acknowledge=True))
+        async with app:
+            await asyncio.to_thread(server.restart)
+            await until(lambda: "queues do not fit: queue orders/1 of subscriber" in caplog.text)

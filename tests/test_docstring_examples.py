@@ -26,7 +26,10 @@ import mqcore.testing
 
 CLIENT = ("connect", "Client.publish", "Client.request", "Client.declare", "Queue.consume", "Queue.pull")
 ITEMS = [
-    *((mqcore, name) for name in ("Broker", "DeliveryHandler", "EventHandler", "QueueOptions", "Router")),
+    *(
+        (mqcore, name)
+        for name in ("App", "Broker", "DeliveryHandler", "Depends", "EventHandler", "QueueOptions", "Retry", "Router")
+    ),
     (mqcore.testing, "TestBroker"),
     *((mqcore.client, name) for name in CLIENT),
     *((mqcore.sync, name) for name in CLIENT),

@@ -46,6 +46,7 @@ class App(Group):
 
     Enter it with ``async with``, await `serve`, or call `run`. Raises `ConfigError` for an invalid value.
 
+    >>> import asyncio
     >>> app = mqcore.App(broker, name="billing")
     >>> @app.subscriber("orders/7")
     ... async def bill(order: dict[str, int]) -> None:

@@ -74,7 +74,7 @@ def Depends(  # noqa: N802 (as in FastAPI)
     >>> from typing import Annotated
     >>> def get_rates() -> dict[str, float]:
     ...     return {"A-100": 9.5}
-    >>> Rates = Annotated[dict[str, float], Depends(get_rates)]
+    >>> Rates = Annotated[dict[str, float], mqcore.Depends(get_rates)]
     """
     if scope not in _SCOPES:
         raise ConfigError(f"scope must be 'app' or 'message', not {scope!r}")

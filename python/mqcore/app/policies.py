@@ -52,7 +52,7 @@ class Retry:
     the broker double each time; if `backoff` has another factor or jitter, the app chooses the delay when it rejects a
     message. Raises `ConfigError` for an invalid value.
 
-    >>> Retry(5, backoff=Backoff("1s", max="5m"), dead_letter="orders/9001").retries
+    >>> mqcore.Retry(5, backoff=mqcore.Backoff("1s", max="5m"), dead_letter="orders/9001").retries
     5
     """
 

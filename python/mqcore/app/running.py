@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Final
 
+from mqcore import errors
 from mqcore._raised import call_in_thread
 from mqcore.app.answering import Answers, RequestHandler
 from mqcore.app.batching import BatchSubscriber, form_of
@@ -49,6 +50,8 @@ class Run:
         """Whether it consumes."""
         self.failure: BaseException | None = None
         """The exception that ended a loop too early."""
+        self.checked_connections = 0
+        """New connections after which the queues were checked."""
         self._app = app
         self._declarations = declarations
         self._broker = broker
@@ -61,7 +64,7 @@ class Run:
         self._cancelled = 0
         """Handlers that a second signal cancelled."""
         self._executor: ThreadPoolExecutor | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._watching: list[asyncio.Task[None]] = []
 
     # --- start -----------------------------------------------------------------------------------------------------
 
@@ -92,7 +95,10 @@ class Run:
             self._open = opening.pop_all()
         for runner in self._runners:
             runner.start()
-        self._watching = asyncio.create_task(self._watch(), name="mqcore app")
+        self._watching = [
+            asyncio.create_task(self._watch(), name="mqcore app"),
+            asyncio.create_task(self._check_after_reconnects(client), name="mqcore app queues"),
+        ]
         self.is_started = True
         _LOG.info("%r consumes %s", self._app, ", ".join(runner.queue for runner in self._runners) or "nothing")
 
@@ -176,6 +182,19 @@ class Run:
             _LOG.critical("%r stops: %s", self._app, failed[0], exc_info=failed[0])
             self.request_stop()
 
+    async def _check_after_reconnects(self, client: Client) -> None:
+        """Check the queues again on each new connection: a broker in memory has lost them when it was restarted."""
+        known = client.state.client_id
+        async for state in client.states():
+            if state.status != "connected" or state.client_id == known:
+                continue
+            known = state.client_id
+            try:
+                await self._check_queues(client)
+            except errors.MqcoreError as error:
+                _LOG.error("%r has reconnected to a broker whose queues do not fit: %s", self._app, error)
+            self.checked_connections += 1
+
     def _tasks(self) -> list[asyncio.Task[None]]:
         return [task for runner in self._runners for task in runner.tasks]
 
@@ -212,9 +231,9 @@ class Run:
                 for task in unfinished:
                     task.cancel()
                 await asyncio.gather(*unfinished, return_exceptions=True)
-            if self._watching is not None:
-                self._watching.cancel()
-                await asyncio.gather(self._watching, return_exceptions=True)
+            for task in self._watching:
+                task.cancel()
+            await asyncio.gather(*self._watching, return_exceptions=True)
             await self._open.aclose()
         return len(running) + self._cancelled
 
