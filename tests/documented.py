@@ -99,15 +99,15 @@ class Terminal:
 
     def interrupt(self) -> None:
         """Press Ctrl-C, and wait until the command has ended."""
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGINT)
-        self.process.wait(LIMIT)
-        self._reader.join(LIMIT)
+        self._end(signal.SIGINT)
 
     def kill(self) -> None:
         """End the command at once, whatever it does."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, number: int) -> None:
         if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            os.killpg(self.process.pid, number)
         self.process.wait(LIMIT)
         self._reader.join(LIMIT)
         if self.process.stdout is not None:

@@ -106,7 +106,7 @@ def test_reference_lists_every_event(staged: Path) -> None:
 def test_python_reference_names_everything_that_is_public(staged: Path) -> None:
     text = "".join(page.read_text() for page in (staged / "reference" / "python").glob("*.md"))
     assert not [name for name in mqcore.__all__ if name != "__version__" and f"\n::: mqcore.{name}\n" not in text]
-    for module in ("sync", "jobs", "testing", "ratelimit", "admin", "throttr"):
+    for module in ("sync", "app", "jobs", "testing", "ratelimit", "admin", "throttr"):
         names = getattr(mqcore, module).__all__
         assert not [name for name in names if f"\n::: mqcore.{module}.{name}\n" not in text], module
 

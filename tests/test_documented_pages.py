@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -16,14 +18,18 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from documented import BLOCK, Reader, Terminal, blocks, is_file, matches
+from mqcore.cli.program import root
 from ports import free_ports
 from served import ROOT, clean_environment
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 SNIPPETS = ROOT / "docs" / "snippets"
+CHAPTERS = ("index", "embed", "decide", "consume", "retry", "test", "operate")
+OTHER_BROKERS = re.compile(r"^(?:import|from) (?:aio_pika|celery|faststream|redis)\b", re.MULTILINE)
 
 
 @pytest.fixture
@@ -63,7 +69,14 @@ def test_first_message_is_sent_as_the_start_page_says(reader: Reader) -> None:
     assert reader.seconds["index.md"] < 120
 
 
-@pytest.mark.parametrize("guide", ["rabbitmq", "redis", "celery", "eventmq", "twino", "throttr"])
+@pytest.mark.timeout(300)
+def test_tutorial_works_from_its_first_page_to_its_last(reader: Reader) -> None:
+    for chapter in CHAPTERS:
+        reader.follow(f"tutorial/{chapter}.md")
+    assert sum(reader.seconds.values()) < 30 * 60
+
+
+@pytest.mark.parametrize("guide", ["rabbitmq", "redis", "celery", "faststream", "eventmq", "twino", "throttr"])
 def test_migration_guide_works_as_its_page_shows(guide: str, reader: Reader) -> None:
     reader.follow(f"migrate/{guide}.md")
 
@@ -87,25 +100,20 @@ def test_programs_on_pages_are_the_files_that_are_checked_and_run() -> None:
     assert used
 
 
-@pytest.mark.full("takes a second for each folder of snippets; the tests above run them")
+@pytest.mark.full("takes a second for each page; the tests above run the programs")
+@pytest.mark.timeout(300)
 def test_type_checker_accepts_every_program_on_a_page(tmp_path: Path) -> None:
-    # Programs for other brokers need packages that are not installed here.
-    programs = [
-        path for path in SNIPPETS.rglob("*.py") if "mqcore" in path.read_text() or path.parent.name == "eventmq"
-    ]
-    folders = sorted({path.parent for path in programs})
-    for folder in folders:
-        command = [
-            sys.executable,
-            "-m",
-            "mypy",
-            "--strict",
-            "--no-error-summary",
-            f"--cache-dir={tmp_path}",
-            *(str(path) for path in programs if path.parent == folder),
-        ]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=200)
-        assert done.returncode == 0, done.stdout + done.stderr
+    # Chapters of the tutorial continue the programs of earlier ones, in one directory.
+    tutorial = [SNIPPETS / "tutorial" / chapter for chapter in CHAPTERS]
+    others = {path.parent for path in SNIPPETS.rglob("*.py")} - set(tutorial)
+    for folder in [*(chapter for chapter in tutorial if chapter.exists()), *sorted(others)]:
+        target = tmp_path / ("tutorial" if folder in tutorial else folder.name)
+        shutil.copytree(folder, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+        # Programs for other brokers need packages that are not installed here.
+        programs = [path.name for path in sorted(target.glob("*.py")) if OTHER_BROKERS.search(path.read_text()) is None]
+        command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", f"--cache-dir={tmp_path}", *programs]
+        done = subprocess.run(command, cwd=target, capture_output=True, text=True, check=False, timeout=200)
+        assert done.returncode == 0, f"{folder}\n{done.stdout}{done.stderr}"
 
 
 def test_a_page_that_is_wrong_is_noticed(reader: Reader, tmp_path: Path) -> None:
@@ -119,3 +127,58 @@ def test_a_page_that_is_wrong_is_noticed(reader: Reader, tmp_path: Path) -> None
     terminal.kill()
     assert BLOCK.search("```sh\nmqcore\n```\n")
     assert shutil.which("bash")
+
+
+def shown_commands() -> Iterator[tuple[str, list[str]]]:
+    """Place and arguments of each command `mqcore` in code of the documentation."""
+    for page in [*PAGES, ROOT / "README.md"]:
+        text = page.read_text(encoding="utf-8")
+        for block in re.finditer(r"^```(sh|console)[^\n]*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+            code = block[2].replace("\\\n", " ")
+            for number, line in enumerate(code.splitlines(), text.count("\n", 0, block.start()) + 2):
+                for part in re.split(r"\s*(?:\|\||&&|[|;])\s*", line.removeprefix("$ ")):
+                    found = re.match(r"(?:[A-Z_]+=\S+ )*mqcore (.*)$", part)
+                    if found and "..." not in part:
+                        arguments = shlex.split(found[1].partition(" > ")[0].rstrip(" &"), comments=True)
+                        yield f"{page.relative_to(ROOT)}:{number}: {part}", arguments
+
+
+def complaint(arguments: list[str]) -> str | None:
+    """The names and the number of arguments that a command does not have. Values are not looked at."""
+    command: click.Command = root()
+    context = click.Context(command, info_name="mqcore")
+    while True:
+        try:
+            values, rest, _ = command.make_parser(context).parse_args(list(arguments))
+        except click.UsageError as error:
+            return error.format_message()
+        if not isinstance(command, click.Group):
+            break
+        if not rest:
+            return None
+        inner = command.get_command(context, rest[0])
+        if inner is None:
+            return f"{context.command_path} has no command {rest[0]}"
+        command, context, arguments = inner, click.Context(inner, parent=context, info_name=rest[0]), rest[1:]
+    if {"help", "version"} & values.keys():
+        return None
+    missing = [
+        parameter.human_readable_name
+        for parameter in command.params
+        if isinstance(parameter, click.Argument) and parameter.required and not values.get(parameter.name or "")
+    ]
+    return f"unexpected: {rest}, missing: {missing}" if rest or missing else None
+
+
+def test_every_shown_command_has_arguments_that_the_program_knows() -> None:
+    commands = list(shown_commands())
+    assert len(commands) > 100
+    wrong = [f"{place}: {text}" for place, arguments in commands if (text := complaint(arguments)) is not None]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_unknown_arguments_of_shown_commands_are_noticed() -> None:
+    assert complaint(["pull", "orders/1", "3"]) is not None
+    assert complaint(["queue", "create", "orders/1", "--statsu", "push"]) is not None
+    assert complaint(["nosuch"]) is not None
+    assert complaint(["pull", "orders/1", "--count", "3"]) is None

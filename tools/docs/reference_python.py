@@ -10,6 +10,7 @@ import mqcore
 MODULES = {
     "sync": ("mqcore.sync",),
     "client": ("mqcore.client",),
+    "app": ("mqcore.app",),
     "jobs": ("mqcore.jobs",),
     "ratelimit": ("mqcore.ratelimit", "mqcore.throttr"),
     "testing": ("mqcore.testing",),
