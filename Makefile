@@ -302,8 +302,8 @@ crash: $(EXTENSION) ## kill a loaded broker CRASH_ROUNDS (200) times, and check 
 JOB_ROUNDS ?= 50
 
 .PHONY: jobs-crash
-jobs-crash: $(EXTENSION) ## kill a broker and its workers JOB_ROUNDS (50) times, and check that each job is done and has a result
-	@MQCORE_JOB_ROUNDS=$(JOB_ROUNDS) $(PY) -m pytest -q -s tests/jobs/test_jobs_kills.py
+jobs-crash: $(EXTENSION) ## kill a broker and its workers JOB_ROUNDS (50) times, and check each job and each flow
+	@MQCORE_JOB_ROUNDS=$(JOB_ROUNDS) $(PY) -m pytest -q -s tests/jobs/test_jobs_kills.py tests/jobs/test_flow_kills.py
 
 SPARK_ROUNDS ?= 20
 

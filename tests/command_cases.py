@@ -118,6 +118,8 @@ CASES: Final = {
     "policy set": Case("new-{n} none-{n}/* --message-limit 5"),
     "policy rm": Case("p-{n}", before=(_POLICY,)),
     "jobs enqueue": Case("shop.send_email 1"),
+    "jobs state": Case("no-such-job"),
+    "jobs cancel": Case("no-such-job-{n} --queue line-{n}"),
     "jobs status": Case(),
     "jobs workers": Case(),
     "jobs failed": Case("line-{n}", before=(_JOB,)),
@@ -146,6 +148,7 @@ ELSEWHERE: Final = {
     "run": "runs until a signal: tests/test_cli_run.py",
     "docs asyncapi": "needs an app: tests/test_asyncapi.py",
     "worker": "runs until a signal: test_worker_and_watch_print_data_until_a_signal",
+    "jobs result": "needs a worker: test_results_and_states_of_jobs_are_read_by_id in tests/jobs/test_jobs_cli.py",
     "jobs watch": "runs until a signal, and needs a worker: the same test",
     "pipeline run": "starts Spark, which takes a minute: tests/spark/test_program.py",
 }

@@ -36,6 +36,8 @@ class Place:
 
     directory: Path
     workers_wanted: int = 2
+    arguments: tuple[str, ...] = ()
+    """Further arguments of the broker."""
 
     def __post_init__(self) -> None:
         self.chance = choices(__name__)
@@ -46,7 +48,7 @@ class Place:
         self.tmqp = f"tmqp://127.0.0.1:{tmqp}"
         listen = (f"{self.url}&publish={publish}&subscribe={subscribe}", self.tmqp)
         self._arguments = [word for url in listen for word in ("--listen", url)]
-        self._arguments += ["--data-dir", str(self.directory / "data")]
+        self._arguments += ["--data-dir", str(self.directory / "data"), *self.arguments]
         self._broker: tuple[ServedBroker, contextlib.ExitStack] | None = None
         self._workers: list[tuple[WorkerProcess, contextlib.ExitStack]] = []
         self.broker_kills = self.worker_kills = 0

@@ -24,6 +24,7 @@ SAYS = {
     "handler": ["with a schema: accepted", "without one: rejected, none"],
     "hello": ["three of A-100 - confirmed by server"],
     "consume": [f"{number} done at attempt {attempt}" for number, attempt in ((1, 1), (2, 1), (4, 1), (3, 2))],
+    "job_flows": ["6 words"],
     "jobs": ["3.5", "1 succeeded, 1 retried"],
     "nodes_leader": ["east has 3 and west has 3"],
     "nodes_mesh": ["has 3"] * 3,

@@ -48,7 +48,7 @@ LAYERS: dict[str, list[set[str]]] = {
         # Interfaces between sessions, the broker and the server.
         {"extension", "job_figures", "listener", "message_id", "node", "permission", "request_error", "session"},
         # One folder for each protocol, and the interface that each implements.
-        PROTOCOLS | {"protocol", "forwards", "schedules", "uplink"},
+        PROTOCOLS | {"protocol", "forwards", "jobs", "schedules", "uplink"},
         {"registry", "any"},
     ],
     "mqcore-client": [

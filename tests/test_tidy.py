@@ -202,7 +202,7 @@ def test_protocols_do_not_know_each_other() -> None:
     protocols = registered_protocols()
     session = ROOT / "rust/mqcore-session/src"
     # Interfaces that one protocol provides for the rest of the program.
-    interfaces = {"forwards.rs": "tmqp", "uplink.rs": "tmqp", "schedules.rs": "eventmq"}
+    interfaces = {"forwards.rs": "tmqp", "uplink.rs": "tmqp", "schedules.rs": "eventmq", "jobs.rs": "eventmq"}
     for path in sorted(session.rglob("*.rs")):
         place = path.relative_to(session)
         own = place.parts[0] if len(place.parts) > 1 else interfaces.get(place.name)

@@ -61,6 +61,7 @@ __all__ = [
     "HandshakeError",
     "HistoryLost",
     "InvalidArgument",
+    "JobCancelled",
     "JobDuplicate",
     "JobError",
     "JobFailed",
@@ -347,6 +348,10 @@ class JobLost(JobError):
 class JobRefused(JobError, PermissionError):
     """The worker does not run this: no task has that name, and no pattern allows to import it. Or the broker does not
     let this client put jobs into that queue."""
+
+
+class JobCancelled(JobError):
+    """A job was cancelled. Also raised inside a running job that is cancelled, so that it can clean up."""
 
 
 class JobDuplicate(JobError):

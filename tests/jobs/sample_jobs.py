@@ -9,6 +9,7 @@ import signal
 import time
 from pathlib import Path
 
+from mqcore.errors import JobCancelled
 from mqcore.jobs import Backoff, Jobs, SoftTimeLimit, current
 
 jobs = Jobs()
@@ -42,8 +43,19 @@ def write(path: str, text: str) -> int:
 
 
 @jobs.task
+def write_result(result: str, path: str) -> str:
+    note(path, result)
+    return result
+
+
+@jobs.task
 def add(left: int, right: int = 1) -> int:
     return left + right
+
+
+@jobs.task
+def add_up(numbers: list[int], start: int = 0) -> int:
+    return sum(numbers, start)
 
 
 @jobs.task
@@ -98,6 +110,41 @@ def hold(path: str, gate: str) -> str:
     while not Path(gate).exists():
         time.sleep(0.01)
     note(path, "end")
+    return "released"
+
+
+@jobs.task
+def hold_with_cleanup(path: str, gate: str) -> str:
+    note(path, f"begin {os.getpid()}")
+    try:
+        while not Path(gate).exists():
+            time.sleep(0.01)
+    except JobCancelled:
+        note(path, "cleaned up")
+        raise
+    return "released"
+
+
+@jobs.task
+async def hold_async(path: str, gate: str) -> str:
+    note(path, f"begin {os.getpid()}")
+    try:
+        while not os.path.exists(gate):  # noqa: ASYNC110, ASYNC240
+            await asyncio.sleep(0.01)
+    except asyncio.CancelledError:
+        note(path, "cleaned up")
+        raise
+    return "released"
+
+
+@jobs.task
+def hold_stubbornly(path: str, gate: str) -> str:
+    note(path, f"begin {os.getpid()}")
+    while not Path(gate).exists():
+        try:
+            time.sleep(0.01)
+        except JobCancelled:
+            note(path, "asked to end")
     return "released"
 
 

@@ -264,3 +264,53 @@ def test_signals_of_a_program_are_its_own_again_after_a_worker(url: str, monkeyp
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
+
+
+def test_results_and_states_of_jobs_are_read_by_id(url: str, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with working(url, "--pool", "thread", "--concurrency", "2"):
+        job = one(mqcore("jobs", "enqueue", "sample_jobs.add", "40", "2", "--json", url=url))["id"]
+        said = mqcore("jobs", "result", job, url=url)
+        assert (said.returncode, said.stdout) == (0, "42\n"), said.stderr
+        output = one(mqcore("jobs", "result", job, "--json", url=url))
+        assert (output["schema"], output["id"], output["result"]) == ("mqcore.jobs.result/1", job, 42)
+        state = one(mqcore("jobs", "state", job, "--json", url=url))
+        assert (state["schema"], state["status"], state["queue"]) == ("mqcore.jobs.state/1", "done", "default")
+        running = one(mqcore("jobs", "enqueue", "sample_jobs.tell_progress", str(gate), "--json", url=url))["id"]
+        wait_until(lambda: "50%" in mqcore("jobs", "state", running, url=url).stdout, what="progress")
+        shown = mqcore("jobs", "state", running, url=url).stdout.splitlines()
+        assert shown == ["status\trunning", "queue\tdefault", "progress\t50% half of it"]
+        gate.touch()
+        failed = one(mqcore("jobs", "enqueue", "sample_jobs.fail", "value", "so be it", "--json", url=url))["id"]
+        said = mqcore("jobs", "result", failed, url=url)
+        assert (said.returncode, said.stdout) == (1, "")
+        assert "ValueError: so be it" in said.stderr
+        said = mqcore("jobs", "result", "no-such-job", "--timeout", "300ms", url=url)
+        assert said.returncode == 5
+        assert "there is no such job" in said.stderr
+        assert mqcore("jobs", "state", "no-such-job", url=url).stdout == "status\tunknown\n"
+
+
+def test_jobs_are_cancelled_by_id(url: str, tmp_path: Path) -> None:
+    file, gate = tmp_path / "file", tmp_path / "gate"
+    with working(url, "--concurrency", "2"):
+        held = [
+            one(mqcore("jobs", "enqueue", "sample_jobs.hold_stubbornly", str(file), str(gate), "--json", url=url))["id"]
+            for _ in range(2)
+        ]
+        until_lines(file, 2)
+        said = mqcore("jobs", "cancel", *held, url=url)
+        assert (said.returncode, said.stderr.splitlines()) == (0, [f"cancelled {job}" for job in held])
+        until_lines(file, 4)
+        output = one(mqcore("jobs", "cancel", held[0], "--hard", "--json", url=url))
+        assert (output["schema"], output["cancelled"]) == ("mqcore.jobs.cancel/1", True)
+        assert "the job was cancelled" in mqcore("jobs", "result", held[0], url=url).stderr
+        gate.touch()
+        done = one(mqcore("jobs", "enqueue", "sample_jobs.add", "1", "--wait", "--json", url=url))["id"]
+        said = mqcore("jobs", "cancel", done, url=url)
+        assert (said.returncode, said.stderr) == (1, f"{done} has ended already\n")
+    waits = one(mqcore("jobs", "enqueue", "sample_jobs.add", "1", "--queue", "later", "--json", url=url))["id"]
+    said = mqcore("jobs", "cancel", waits, url=url)
+    assert said.returncode == 2
+    assert "name it with --queue" in said.stderr
+    assert mqcore("jobs", "cancel", waits, "--queue", "later", url=url).returncode == 0

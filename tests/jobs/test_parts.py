@@ -198,7 +198,9 @@ def test_unique_key_fits_one_header_and_is_equal_for_equal_calls() -> None:
     assert key(unique="a, b:c%\n") == "a%2C b:c%25%0A"
     assert len(key(unique=True)) == 64
     assert key(unique=True) == key(unique=True, queue="other") != task.using(unique=True).bind(2).headers().unique
-    assert task.using(unique="k").bind(1).headers().encode() == b"reply-requested,guarantee,create-queue,unique:k"
+    assert task.using(unique="k").bind(1).headers().encode() == (
+        b"reply-requested,guarantee,create-queue,result-ttl:3600,unique:k"
+    )
     for wrong in ("", "x" * 256, "," * 100):
         with pytest.raises(errors.ConfigError, match="invalid unique key"):
             task.using(unique=wrong)
@@ -263,19 +265,23 @@ def test_pydantic_models_are_arguments_and_results() -> None:
 
 
 def test_counts_of_a_worker_begin_at_zero() -> None:
-    assert dataclasses.astuple(Worker(Jobs(), pool="thread").counts) == (0, 0, 0, 0, 0)
+    assert dataclasses.astuple(Worker(Jobs(), pool="thread").counts) == (0, 0, 0, 0, 0, 0)
 
 
 def test_process_of_a_pool_ends_by_itself_when_the_worker_closes_its_pipe() -> None:
     spawn = multiprocessing.get_context("spawn")
     pipe, theirs = spawn.Pipe()
-    process = spawn.Process(target=child.main, args=(theirs, ("mqcore.jobs.imports", "NOTHING"), ()), daemon=True)
+    orders, control = spawn.Pipe(duplex=False)
+    arguments = (theirs, orders, ("mqcore.jobs.imports", "NOTHING"), ())
+    process = spawn.Process(target=child.main, args=arguments, daemon=True)
     process.start()
     theirs.close()
+    orders.close()
     assert pipe.poll(30)
     assert pipe.recv_bytes() == child.READY
     pipe.close()
     process.join(30)
+    control.close()
     assert process.exitcode == 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any, assert_type
 
-from mqcore.jobs import Backoff, Job, Jobs
+from mqcore.jobs import Backoff, BoundCall, Flow, FlowJob, Job, Jobs
 
 jobs = Jobs()
 
@@ -37,6 +37,33 @@ async def uses() -> None:
     coroutine: Coroutine[Any, Any, float] = awaited("a")
     coroutine.close()
     jobs.every("30s", bare.bind("a"), nohaste=True)
+
+
+@jobs.task
+def doubled(number: int, *, times: int = 2) -> float:
+    return float(number * times)
+
+
+@jobs.task
+async def added(numbers: list[int], start: int = 0) -> int:
+    return sum(numbers, start)
+
+
+def flows(job_id: str) -> None:
+    assert_type(bare.bind("a"), BoundCall[int])
+    assert_type(bare.bind("a").then(doubled, times=3), Flow[float])
+    assert_type(bare.bind("a").then(doubled).enqueue(), FlowJob[float])
+    group = jobs.group(bare.bind(text) for text in ("a", "b"))
+    assert_type(group.enqueue().result(), list[int])
+    assert_type(group.then(added, 5).then(doubled).enqueue().result(), float)
+    assert_type(jobs.fetch(job_id, awaited).result("1s"), float)
+    assert_type(bare.enqueue("a").cancel(hard=True), bool)
+    bare.bind("a").then(with_options)  # type: ignore[arg-type, call-arg]
+    bare.bind("a").then(doubled, times="3")  # type: ignore[arg-type]
+    bare.bind("a").then(doubled, 3)  # type: ignore[call-arg]
+    bare.bind("a").then(added)  # type: ignore[arg-type]
+    group.then(doubled)  # type: ignore[arg-type]
+    jobs.group([bare])  # type: ignore[arg-type]
 
 
 def mistakes() -> None:

@@ -96,7 +96,6 @@ def enqueue(
             timeout=limit,
             run_after=run_after,
             unique=unique or False,
-            result=wait,
         )
         if not wait:
             sent = {"id": job.id, "task": task, "queue": queue}
@@ -110,6 +109,73 @@ def enqueue(
         output.document("mqcore.jobs.result/1", {"id": job.id, "task": task, "queue": queue, "result": result})
     else:
         click.echo(json.dumps(result, ensure_ascii=False))
+
+
+@jobs.command(short_help="Wait for the result of a job.")
+@click.argument("job", metavar="ID")
+@_broker
+@options.as_json
+def result(job: str, broker: str | None, timeout: float, as_json: bool) -> None:
+    """Wait up to --timeout for the result of the job ID, and print it as JSON.
+
+    If the job failed, exit with its error.
+    """
+    with _jobs(broker, timeout) as asked:
+        value = asked.result(job, timeout)
+    if as_json:
+        output.document("mqcore.jobs.result/1", {"id": job, "result": value})
+    else:
+        click.echo(json.dumps(value, ensure_ascii=False))
+
+
+@jobs.command(short_help="Show whether a job runs, its progress, or how it ended.")
+@click.argument("job", metavar="ID")
+@_broker
+@options.as_json
+def state(job: str, broker: str | None, timeout: float, as_json: bool) -> None:
+    """Show what the broker knows about the job ID: whether it runs, its last progress report, and how it ended."""
+    import msgspec
+
+    with _jobs(broker, timeout) as asked:
+        known = msgspec.to_builtins(asked.state(job, timeout))
+    progress = known["progress"]
+    if progress is not None:
+        progress = f"{progress['fraction']:.0%} {progress['note']}".rstrip()
+    rows = {**known, "progress": progress}
+    if as_json:
+        output.document("mqcore.jobs.state/1", known)
+    else:
+        for name in ("status", "queue", "progress", "expires"):
+            if rows[name] is not None:
+                click.echo(f"{name}\t{rows[name]}")
+
+
+@jobs.command(short_help="Cancel jobs.")
+@click.argument("job_ids", nargs=-1, required=True, metavar="ID...")
+@click.option("--queue", help="Queue of the jobs. [default: that of a running job, or of a job of a flow]")
+@click.option("--hard", is_flag=True, help="Kill the process of a running job instead of asking it to end.")
+@_broker
+@options.as_json
+def cancel(
+    job_ids: tuple[str, ...], queue: str | None, hard: bool, broker: str | None, timeout: float, as_json: bool
+) -> int:
+    """Cancel the jobs with these IDs. Waiting jobs do not run; running ones are asked to end, or killed with --hard.
+
+    Exit code 1 if one of them had ended.
+    """
+    from mqcore.errors import InvalidArgument
+
+    ended = 0
+    with _jobs(broker, timeout) as asked:
+        for job_id in job_ids:
+            try:
+                is_cancelled = asked.cancel(job_id, queue=queue, hard=hard, timeout=timeout)
+            except InvalidArgument as error:
+                raise click.UsageError(f"{error.args[0].partition('; ')[0]}; name it with --queue") from None
+            ended += not is_cancelled
+            text = f"cancelled {job_id}" if is_cancelled else f"{job_id} has ended already"
+            output.done("mqcore.jobs.cancel/1", text, {"id": job_id, "cancelled": is_cancelled}, as_json=as_json)
+    return ExitCode.REFUSED if ended else ExitCode.DONE
 
 
 @jobs.command(short_help="Show waiting, running and finished jobs per queue.")

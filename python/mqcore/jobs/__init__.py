@@ -21,9 +21,11 @@ from __future__ import annotations
 from mqcore.jobs.app import CatchUp, Jobs, Schedule
 from mqcore.jobs.backoff import Backoff
 from mqcore.jobs.context import JobContext, current
+from mqcore.jobs.flow import Flow, FlowJob, Group, GroupJob
 from mqcore.jobs.job import Job
 from mqcore.jobs.limits import SoftTimeLimit
 from mqcore.jobs.pool import PoolKind
+from mqcore.jobs.state import JobState, JobStatus
 from mqcore.jobs.task import BoundCall, Task, TaskOptions
 from mqcore.jobs.wire import JobProgress
 from mqcore.jobs.worker import JobCounts, Worker
@@ -32,10 +34,16 @@ __all__ = [
     "Backoff",
     "BoundCall",
     "CatchUp",
+    "Flow",
+    "FlowJob",
+    "Group",
+    "GroupJob",
     "Job",
     "JobContext",
     "JobCounts",
     "JobProgress",
+    "JobState",
+    "JobStatus",
     "Jobs",
     "PoolKind",
     "Schedule",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Final, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, overload
 
 from mqcore import _tracing as tracing
 from mqcore import credentials
@@ -24,7 +24,11 @@ from mqcore.jobs.job import Job
 from mqcore.jobs.naming import full_name
 from mqcore.jobs.recurrence import check_cron, check_interval
 from mqcore.jobs.signature import encode_arguments
+from mqcore.jobs.state import JobState, JobStatus, answer_of
 from mqcore.jobs.task import BoundCall, Task, TaskOptions
+
+if TYPE_CHECKING:
+    from mqcore.jobs.flow import Flow, Group
 
 __all__ = ["CatchUp", "Jobs", "Schedule", "TaskDecorator", "patterns"]
 
@@ -33,6 +37,7 @@ R = TypeVar("R")
 
 # A broker reads at most 512 bytes of a handshake, which also contains the socket type and the identity.
 _CREDENTIALS_BYTES_MAX: Final = 256
+_JOB_ID_BYTES_MAX: Final = 255
 
 
 # Time between two checks whether a watched job is done.
@@ -54,7 +59,7 @@ class CatchUp(StrEnum):
 class Schedule:
     """A recurring call. The broker, or a scheduler of the original EventMQ, sends its jobs."""
 
-    call: BoundCall
+    call: BoundCall[Any]
     interval: float | None
     """Seconds between two runs; `None` for a cron schedule."""
     cron: str
@@ -201,6 +206,7 @@ class Jobs:
         timeout: Duration | None = None,
         guarantee: bool = True,
         result: bool = True,
+        result_ttl: Duration | None = 3600.0,
         priority: int = 0,
         unique: bool | str = False,
         run_after: Duration | datetime | None = None,
@@ -247,16 +253,88 @@ class Jobs:
             raise InvalidArgument(f"invalid task name {name!r}; it must not be empty, nor start or end with a dot")
         arguments = encode_arguments(tuple(args), kwargs or {})
         call = wire.encode_call(name, *arguments, chosen.terms())
-        job: Job[Any] = Job(wire.new_id(), name, _any, chosen.raises, chosen.result)
+        job: Job[Any] = Job(
+            wire.new_id(),
+            name,
+            _any,
+            chosen.raises,
+            chosen.result,
+            jobs=self,
+            queue=chosen.queue,
+            is_kept=chosen.keeps_result,
+        )
         headers = chosen.headers(name, *arguments)
         with tracing.enqueuing(chosen.queue) as trace:
             self.client.send(wire.request(job.id, chosen.queue, headers, call, trace), job)
         return job
 
+    def group(self, calls: Iterable[BoundCall[R] | Flow[R]]) -> Group[R]:
+        """Return a group: jobs that run side by side.
+
+        ``enqueue`` sends it; ``then`` lets a job follow that gets the list of their results when all have ended.
+
+        Example::
+
+            job = jobs.group(count.bind(page) for page in pages).then(add_up).enqueue()
+        """
+        from mqcore.jobs.flow import Flow, Group
+
+        return Group(Flow.of(call) if isinstance(call, BoundCall) else call for call in calls)
+
+    @overload
+    def fetch(self, job_id: str, task: Task[..., R, Any]) -> Job[R]: ...
+    @overload
+    def fetch(self, job_id: str, task: None = None) -> Job[Any]: ...
+    def fetch(self, job_id: str, task: Task[..., Any, Any] | None = None) -> Job[Any]:
+        """Return the job with this id, which any program may have sent.
+
+        With `task`, its result has the return type of the task, and exceptions of `TaskOptions.raises` are raised as
+        themselves. Nothing is asked before ``result``, which waits if the job has not ended. The broker keeps results
+        for `TaskOptions.result_ttl`; ``result`` of an unknown or expired id ends with `RequestTimeout`.
+        """
+        if not job_id or len(job_id.encode()) > _JOB_ID_BYTES_MAX:
+            raise InvalidArgument(f"invalid job id {job_id!r}; it has 1 to {_JOB_ID_BYTES_MAX} bytes")
+        if task is None:
+            return Job(job_id, "job", _any, jobs=self, is_remote=True)
+        return task.using(result=True).job(job_id, is_remote=True)
+
+    def result(self, job_id: str, timeout: Duration | None = 5.0) -> Any:
+        """Wait up to `timeout` for the result of the job with this id, and return it. Raises like `Job.result`."""
+        return self.fetch(job_id).result(timeout)
+
+    def state(self, job_id: str, timeout: Duration = 5.0) -> JobState:
+        """Return what the broker knows about the job with this id: whether it runs, its last progress report, its end.
+
+        Raises `JobRefused` without the right to publish to its queue, `RequestTimeout` if the broker does not answer,
+        as the original's does not, and like `Task.enqueue` without a connection.
+        """
+        answer = self.client.ask(b"LOOKUP", job_id.encode(), timeout=seconds(timeout))
+        return answer_of(answer, job_id)[0]
+
+    def expect(self, job: Job[Any], *, wait: bool) -> None:
+        """Ask the broker for the result of a job. For `Job`."""
+        self.client.expect(job, wait=wait)
+
+    def cancel(self, job_id: str, *, queue: str | None = None, hard: bool = False, timeout: Duration = 5.0) -> bool:
+        """Cancel the job with this id, as `Job.cancel` does; false if it has ended already.
+
+        `queue` is its queue. It may be omitted if the job runs or is part of a flow. Raises like `Job.cancel`, and
+        `InvalidArgument` if the broker does not know the queue.
+        """
+        named = queue or (known := self.state(job_id, timeout)).queue
+        if named is None:
+            raise InvalidArgument(
+                f"no worker runs job {job_id}, so its queue is unknown; name it, such as queue='default'"
+            )
+        if queue is None and known.status in {JobStatus.DONE, JobStatus.FAILED}:
+            return False
+        frames = (job_id.encode(), named.encode(), b"hard" if hard else b"soft")
+        return answer_of(self.client.ask(b"CANCEL", *frames, timeout=seconds(timeout)), job_id)[1]
+
     def every(
         self,
         interval: Duration,
-        call: BoundCall | Task[[], Any, Any],
+        call: BoundCall[Any] | Task[[], Any, Any],
         *,
         nohaste: bool = False,
         runs: int = 0,
@@ -283,7 +361,7 @@ class Jobs:
     def cron(
         self,
         expression: str,
-        call: BoundCall | Task[[], Any, Any],
+        call: BoundCall[Any] | Task[[], Any, Any],
         *,
         timezone: str | None = None,
         runs: int = 0,
@@ -422,7 +500,7 @@ def patterns(allow_import: str | Iterable[str]) -> tuple[str, ...]:
     return (allow_import,) if isinstance(allow_import, str) else tuple(allow_import)
 
 
-def _bound(call: BoundCall | Task[[], Any, Any]) -> BoundCall:
+def _bound(call: BoundCall[Any] | Task[[], Any, Any]) -> BoundCall[Any]:
     return call if isinstance(call, BoundCall) else call.bind()
 
 

@@ -9,9 +9,10 @@ import threading
 import time
 import weakref
 from collections import deque
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
-from mqcore.errors import AuthFailed, Busy, ConnectFailed, ConnectionLost, Draining, MqcoreError
+from mqcore.errors import AuthFailed, Busy, ConnectFailed, ConnectionLost, Draining, MqcoreError, RequestTimeout
 from mqcore.jobs import wire
 from mqcore.jobs.dealer import Dealer, Waker
 
@@ -36,6 +37,8 @@ class JobClient:
         self._process = os.getpid()
         # Weak references: a result is dropped once the program holds no `Job` that could return it.
         self._jobs: weakref.WeakValueDictionary[str, Job[Any]] = weakref.WeakValueDictionary()
+        # Answers to requests, by the ids of the requests.
+        self._answers: dict[str, Future[bytes]] = {}
         self._waiting: deque[list[bytes]] = deque()
         self._room = threading.Semaphore(_WAITING_JOBS_MAX)
         self._waker = Waker()
@@ -98,6 +101,33 @@ class JobClient:
             self._waiting.append(frames)
             if self._sleeps:
                 self._waker.wake()
+
+    def expect(self, job: Job[Any], *, wait: bool) -> None:
+        """Ask the broker for the result of a job that it keeps. Raises like `send`; without `wait`, nothing."""
+        frames = wire.message(b"AWAIT", job.id.encode())
+        if wait:
+            self.send(frames, job)
+        elif self._jobs.get(job.id) is job:
+            self.offer(frames)
+
+    def ask(self, command: bytes, *frames: bytes, timeout: float) -> bytes:
+        """Send a request that only mqcore's broker knows, and return its answer.
+
+        Raises like `send`, `RequestTimeout` without an answer, and `ConnectionLost` if the connection is lost before.
+        """
+        request = wire.message(command, *frames)
+        answer: Future[bytes] = Future()
+        request_id = request[3].decode()
+        self._answers[request_id] = answer
+        try:
+            self.send(request)
+            return answer.result(timeout)
+        except TimeoutError:
+            raise RequestTimeout(
+                f"no answer from the broker at {self._endpoint} within {timeout:g} s; this needs mqcore's broker"
+            ) from None
+        finally:
+            self._answers.pop(request_id, None)
 
     async def asend(self, frames: list[bytes], job: Job[Any] | None = None) -> None:
         """Like `send`, without blocking the event loop."""
@@ -186,13 +216,16 @@ class JobClient:
         if message is None or message.command != wire.REPLY or not message.body:
             return
         # One frame: the id of a job that the broker dispatched. Two frames: a result and the id of its job.
-        job = self._jobs.get(message.body[-1].decode("ascii", "replace"))
+        of = message.body[-1].decode("ascii", "replace")
+        job = self._jobs.get(of)
         if job is None:
+            if len(message.body) > 1 and (answer := self._answers.pop(of, None)) is not None:
+                answer.set_result(message.body[0])
             return
         if len(message.body) == 1:
             job.is_dispatched = True
         else:
-            del self._jobs[job.id]
+            self._jobs.pop(of, None)
             job.is_dispatched = True
             job.end(message.body[0])
 
@@ -200,6 +233,9 @@ class JobClient:
         for job in list(self._jobs.values()):
             job.end(kind(f"job {job.id} ({job.name}): {why}"))
         self._jobs.clear()
+        while self._answers:
+            _, answer = self._answers.popitem()
+            answer.set_exception(kind(why))
 
 
 def unreachable(endpoint: str, why: str) -> ConnectFailed:

@@ -15,10 +15,10 @@ import msgspec
 
 from mqcore import bodies
 from mqcore._raised import call_in_thread, ends_task, text_of
-from mqcore.errors import BodyError, JobRefused
+from mqcore.errors import BodyError, JobCancelled, JobRefused
 from mqcore.jobs import wire
 from mqcore.jobs.context import CURRENT, JobContext
-from mqcore.jobs.limits import SoftTimeLimit, soft_limit
+from mqcore.jobs.limits import Interruptions, SoftTimeLimit, cancelled, soft_limit
 from mqcore.jobs.naming import full_name
 from mqcore.jobs.signature import encode_value
 from mqcore.jobs.task import Task
@@ -105,6 +105,7 @@ def run(
     registry: Registry,
     report: Callable[[float, str], None],
     runner: asyncio.Runner,
+    interruptions: Interruptions,
 ) -> Ending:
     """Run a job in this thread, ``async`` functions in `runner`. Exceptions of the job become the result's fault."""
     try:
@@ -114,9 +115,10 @@ def run(
             function, args, kwargs = registry.find(call)
             if inspect.iscoroutinefunction(function):
                 coroutine = _limited(function(*args, **kwargs), assignment.soft)
+                coroutine = _interruptible(coroutine, interruptions, assignment.run)
                 value = runner.run(coroutine, context=contextvars.copy_context())
             else:
-                with soft_limit(assignment.soft):
+                with interruptions.raised_in(assignment.run), soft_limit(assignment.soft):
                     value = function(*args, **kwargs)
         finally:
             CURRENT.reset(token)
@@ -124,6 +126,8 @@ def run(
     except BaseException as error:
         # sys.exit() in a job fails the job; no exception of a job stops the worker.
         return Ending(assignment.run, b"null", fault_of(error))
+    finally:
+        interruptions.forget(assignment.run)
 
 
 async def run_async(assignment: Assignment, registry: Registry, report: Callable[[float, str], None]) -> Ending:
@@ -147,6 +151,23 @@ async def run_async(assignment: Assignment, registry: Registry, report: Callable
 def _call_limited(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], soft: float) -> Any:
     with soft_limit(soft):
         return call_in_thread(lambda: function(*args, **kwargs))
+
+
+async def _interruptible(coroutine: Any, interruptions: Interruptions, run: int) -> Any:
+    """Await the coroutine; cancel it if the attempt is interrupted, which raises `JobCancelled` here."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    try:
+        with interruptions.by(run, lambda: _call_soon(loop, task.cancel)):
+            return await coroutine
+    except asyncio.CancelledError as error:
+        if interruptions.was_interrupted(run):
+            raise cancelled() from error
+        raise
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, action: Callable[[], object]) -> None:
+    loop.call_soon_threadsafe(action)
 
 
 async def _limited(coroutine: Any, soft: float) -> Any:
@@ -177,6 +198,6 @@ def fault_of(error: BaseException, *, final: bool | None = None) -> wire.Fault:
     if len(str(args)) > _TEXT_CHARACTERS_MAX:
         args = [text]
     # These errors depend only on the job, so a retry would fail in the same way.
-    is_final = isinstance(error, BodyError | JobRefused) if final is None else final
+    is_final = isinstance(error, BodyError | JobRefused | JobCancelled) if final is None else final
     trace = "".join(traceback.format_exception(error)) if error.__traceback__ is not None else ""
     return wire.Fault(full_name(type(error)), text, args, trace[-_TEXT_CHARACTERS_MAX:], is_final)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 from urllib.parse import quote
 
 from mqcore import _tracing as tracing
@@ -21,16 +21,20 @@ from mqcore.jobs.signature import Signature, encode_arguments
 
 if TYPE_CHECKING:
     from mqcore.jobs.app import Jobs
+    from mqcore.jobs.flow import Flow
     from mqcore.jobs.job import Job
 
-__all__ = ["BoundCall", "Task", "TaskOptions"]
+__all__ = ["BoundCall", "Follows", "Task", "TaskOptions"]
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
+S = TypeVar("S")
 C = TypeVar("C")
 
 # A queue's name goes into one frame of a message and into the name of a channel.
 _NAME_BYTES_MAX = 255
+_RESULT_TTL_MAX_SECONDS = 366 * 24 * 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +55,9 @@ class TaskOptions:
     """Keep the job in the broker until it is settled, so that it survives a crash of its worker. It may run twice."""
     result: bool = True
     """Return the result to the sender."""
+    result_ttl: Duration | None = 3600.0
+    """Time for which mqcore's broker keeps the result for `Jobs.fetch`, from 1 s to 366 days (default: an hour).
+    `None`: not at all. Without `result`, there is none."""
     priority: int = 0
     """0 to 255. Jobs above 0 run before those with 0, if the broker supports priorities."""
     unique: bool | str = False
@@ -68,6 +75,8 @@ class TaskOptions:
             raise ConfigError(f"retries must be from 0 to 1,000,000, not {self.retries}")
         if not 0 <= self.priority <= 255:
             raise ConfigError(f"priority must be from 0 to 255, not {self.priority}")
+        if self.result_ttl is not None and not 1 <= seconds(self.result_ttl) <= _RESULT_TTL_MAX_SECONDS:
+            raise ConfigError(f"result_ttl must be from 1 s to 366 days, or None, not {self.result_ttl!r}")
         if isinstance(self.unique, str) and not 0 < len(_quoted(self.unique)) <= _NAME_BYTES_MAX:
             raise ConfigError(
                 f"invalid unique key {self.unique!r}; it must have 1 to {_NAME_BYTES_MAX} bytes when URL-quoted"
@@ -96,7 +105,13 @@ class TaskOptions:
             priority=self.priority,
             unique=self._unique_key(name, args, kwargs),
             create_queue=True,
+            result_ttl=math.ceil(seconds(self.result_ttl)) if self.keeps_result and self.result_ttl is not None else 0,
         )
+
+    @property
+    def keeps_result(self) -> bool:
+        """Whether the broker keeps the result."""
+        return self.result and self.result_ttl is not None
 
     def _unique_key(self, name: str, args: bytes, kwargs: bytes) -> str:
         if isinstance(self.unique, str):
@@ -148,6 +163,11 @@ class Task(Generic[P, R, C]):
         self.__module__ = function.__module__
         self.__wrapped__ = function
 
+    @property
+    def app(self) -> Jobs:
+        """The `Jobs` that the task belongs to."""
+        return self._jobs
+
     def __repr__(self) -> str:
         return f"<task {self.name}, queue {self.options.queue}>"
 
@@ -191,16 +211,31 @@ class Task(Generic[P, R, C]):
             await self._jobs.client.asend(frames, job)
         return job
 
-    def bind(self, *args: P.args, **kwargs: P.kwargs) -> BoundCall:
-        """Return a call with these arguments for a schedule. Raises `TypeError` and `InvalidArgument`."""
+    def bind(self, *args: P.args, **kwargs: P.kwargs) -> BoundCall[R]:
+        """Return a call with these arguments for a schedule or a flow. Raises `TypeError` and `InvalidArgument`."""
         self.signature.check(args, kwargs)
-        return BoundCall(self.name, self.options, *encode_arguments(args, kwargs))
+        return BoundCall(self.name, self.options, *encode_arguments(args, kwargs), self)
+
+    def job(self, job_id: str, *, is_remote: bool = False) -> Job[R]:
+        """Return the object of a sent job of this task; with `is_remote`, of one that another connection has sent."""
+        from mqcore.jobs.job import Job
+
+        options = self.options
+        return Job(
+            job_id,
+            self.name,
+            self.signature.decode_result,
+            options.raises,
+            options.result,
+            jobs=self._jobs,
+            queue=options.queue,
+            is_kept=options.keeps_result,
+            is_remote=is_remote,
+        )
 
     def _make(
         self, args: tuple[object, ...], kwargs: dict[str, object], trace: Iterable[tuple[str, str]]
     ) -> tuple[Job[R], list[bytes]]:
-        from mqcore.jobs.job import Job
-
         options = self.options
         try:
             self.signature.check(args, kwargs)
@@ -208,19 +243,36 @@ class Task(Generic[P, R, C]):
             raise TypeError(f"{self.name}: {error}") from None
         arguments = encode_arguments(args, kwargs)
         call = wire.encode_call(self.name, *arguments, options.terms())
-        job: Job[R] = Job(wire.new_id(), self.name, self.signature.decode_result, options.raises, options.result)
+        job = self.job(wire.new_id())
         headers = options.headers(self.name, *arguments)
         return job, wire.request(job.id, options.queue, headers, call, trace)
 
 
+class Follows(Protocol[P, S]):
+    """A task whose jobs follow other jobs. Every `Task` is one."""
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[S]:
+        """See `Task.enqueue`."""
+
+
 @dataclass(frozen=True, slots=True)
-class BoundCall:
-    """A task with arguments, for a schedule."""
+class BoundCall(Generic[R]):
+    """A task with arguments, for a schedule or a flow."""
 
     name: str
     options: TaskOptions
     args: bytes
     kwargs: bytes
+    task: Task[..., R, Any] = field(compare=False, repr=False)
+
+    def then(self, task: Follows[Concatenate[R, Q], S], *args: Q.args, **kwargs: Q.kwargs) -> Flow[S]:
+        """Return a flow in which a job of `task` follows this call, with its result as the first argument.
+
+        `args` and `kwargs` are its further arguments. Raises like `Flow.then`.
+        """
+        from mqcore.jobs.flow import Flow
+
+        return Flow.of(self).then(task, *args, **kwargs)
 
     def headers(self) -> wire.Headers:
         """Return the headers of its jobs."""

@@ -36,6 +36,7 @@ __all__ = [
     "parse_progress",
     "publish_progress",
     "request",
+    "with_trace",
 ]
 
 VERSION: Final = b"eMQP/1.0"
@@ -122,6 +123,8 @@ class Headers(msgspec.Struct, frozen=True):
     catch_up: str = ""
     create_queue: bool = False
     """Create the queue if it does not exist, instead of sending the job to ``default``. For mqcore's broker."""
+    result_ttl: int = 0
+    """Seconds for which the broker keeps the result; 0: not at all. For mqcore's broker."""
     unless_ended: bool = False
     """Do not start the schedule again if it has ended. For mqcore's broker."""
 
@@ -160,6 +163,7 @@ def _encode_headers(headers: Headers) -> bytes:
         ("priority", headers.priority),
         ("run_count", headers.run_count),
         ("interval-ms", headers.interval_ms),
+        ("result-ttl", headers.result_ttl),
     )
     words += [f"{name}:{number}" for name, number in numbers if number]
     words += [f"unique:{headers.unique}"] * bool(headers.unique)
@@ -278,12 +282,17 @@ def request(
     job_id: str, queue: str, headers: Headers, job: bytes, trace: Iterable[tuple[str, str]] = ()
 ) -> list[bytes]:
     """Return the frames of a REQUEST. `trace`: headers with the context of a trace."""
-    encoded = headers.encode()
+    encoded = with_trace(headers.encode(), trace)
+    return [b"", VERSION, b"REQUEST", job_id.encode(), queue.encode(), encoded, job]
+
+
+def with_trace(headers: bytes, trace: Iterable[tuple[str, str]]) -> bytes:
+    """Append the context of a trace to the headers of a job."""
     for name, value in trace:
         # A trace state may contain commas, which separate the headers of a job.
         if name == TRACE_HEADER:
-            encoded += (b"," if encoded else b"") + f"{name}:{value}".encode()
-    return [b"", VERSION, b"REQUEST", job_id.encode(), queue.encode(), encoded, job]
+            headers += (b"," if headers else b"") + f"{name}:{value}".encode()
+    return headers
 
 
 def trace_of(headers: bytes) -> str | None:

@@ -21,6 +21,7 @@ from mqcore.jobs.app import Jobs, patterns
 from mqcore.jobs.backoff import Backoff
 from mqcore.jobs.dealer import Waker
 from mqcore.jobs.execution import Assignment, Ending, Registry, fault_of
+from mqcore.jobs.limits import cancelled
 from mqcore.jobs.link import Link
 from mqcore.jobs.pool import Died, Pool, PoolKind, Progress
 
@@ -55,6 +56,8 @@ class JobCounts:
     """Failed attempts that are followed by another attempt."""
     lost: int = 0
     """Processes that died while they ran a job."""
+    cancelled: int = 0
+    """Jobs that were cancelled while this worker had them."""
     rejected: int = 0
     """Jobs of unknown tasks that the worker may not import."""
 
@@ -88,6 +91,7 @@ class _Work:
     backoff: Backoff
     attempt: int = 1
     run: int = 0
+    is_cancelled: bool = False
     shown: Running | None = None
     trace: str | None = None
     """The context of its trace."""
@@ -250,6 +254,8 @@ class Worker:
         for message in self._link.receive():
             if message.command == b"REQUEST":
                 self._take(message)
+            elif message.command == b"CANCEL":
+                self._cancel(message, pool)
             elif message.command == b"DISCONNECT":
                 _LOG.info("the broker asked this worker to stop")
                 self.stop()
@@ -329,6 +335,26 @@ class Worker:
             work.trace = wire.trace_of(message.body[1])
         self._by_id[job_id] = work
         self._park(work, work.not_before)
+
+    def _cancel(self, message: wire.Received, pool: Pool) -> None:
+        """Cancel a job: softly, by an exception in the job, or hard, by killing its process. Others continue."""
+        job_id = message.body[0].decode("utf-8", "backslashreplace") if message.body else ""
+        work = self._by_id.get(job_id)
+        if work is None:
+            return
+        work.is_cancelled = True
+        if work.run not in self._running:
+            if work in self._pending:
+                self._pending.remove(work)
+            self._parked = [parked for parked in self._parked if parked.work is not work]
+            heapq.heapify(self._parked)
+            self._failed(work, fault_of(cancelled()))
+        elif message.body[-1] == b"hard":
+            del self._running[work.run]
+            pool.abandon(work.run)
+            self._failed(work, fault_of(cancelled()))
+        else:
+            pool.interrupt(work.run)
 
     def _work(self, job_id: str, queue: str, headers: wire.Headers, job: bytes, call: wire.Call) -> _Work:
         task = self._registry.task(call.name)
@@ -420,7 +446,7 @@ class Worker:
         """
         self.counts.lost += 1
         fault = fault_of(JobLost(f"the process of {work.name} {how}"))
-        if work.attempt == 1 and work.headers.guarantee:
+        if work.attempt == 1 and work.headers.guarantee and not work.is_cancelled:
             _LOG.warning("job %s (%s): its process %s; running it again", work.id, work.name, how)
             if work.span is not None:
                 work.span.end("retried", how)
@@ -429,13 +455,17 @@ class Worker:
             self._failed(work, fault)
 
     def _failed(self, work: _Work, fault: wire.Fault) -> None:
-        tries_left = work.attempt <= work.headers.retry_count and not fault.final
+        tries_left = work.attempt <= work.headers.retry_count and not fault.final and not work.is_cancelled
         reason = f"{fault.type}: {fault.message}"
         if work.span is not None:
             work.span.end("retried" if tries_left else "failed", reason)
         if not tries_left:
-            self.counts.failed += 1
-            _LOG.warning("job %s (%s) failed: %s", work.id, work.name, reason)
+            if work.is_cancelled:
+                self.counts.cancelled += 1
+                _LOG.info("job %s (%s) was cancelled: %s", work.id, work.name, reason)
+            else:
+                self.counts.failed += 1
+                _LOG.warning("job %s (%s) failed: %s", work.id, work.name, reason)
             self._reply(work.id, work.headers, fault, b"null")
             del self._by_id[work.id]
             return

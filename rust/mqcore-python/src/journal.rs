@@ -92,6 +92,8 @@ pub(crate) fn journal_inspect(
         held.forwards += contents.forwards;
         held.schedules += contents.schedules;
         held.runs += contents.runs;
+        held.results += contents.results;
+        held.flows += contents.flows;
         py.check_signals()?;
     }
     let dict = PyDict::new(py);
@@ -103,6 +105,8 @@ pub(crate) fn journal_inspect(
     dict.set_item("forwards", held.forwards)?;
     dict.set_item("schedules", held.schedules)?;
     dict.set_item("runs", held.runs)?;
+    dict.set_item("results", held.results)?;
+    dict.set_item("flows", held.flows)?;
     dict.set_item("losses", losses.len())?;
     Ok(dict.unbind())
 }

@@ -15,6 +15,7 @@
 //! | [`extension`] | frames of vendor extensions, for the program |
 //! | [`node`], [`forwards`] | this broker as a node, and frames for other brokers |
 //! | [`schedules`] | requests to keep schedules |
+//! | [`jobs`] | results, cancellations and flows of jobs |
 //! | [`job_figures`] | job queues and workers, for people |
 
 pub mod any;
@@ -22,6 +23,7 @@ pub mod eventmq;
 pub mod extension;
 pub mod forwards;
 pub mod job_figures;
+pub mod jobs;
 pub mod listener;
 mod message_id;
 pub mod micromessage;

@@ -10,6 +10,7 @@ use mqcore_limiter::limiter::Limiter;
 use mqcore_limiter::time::Nanos;
 
 use crate::job_figures::JobFigures;
+use crate::jobs::JobLedger;
 use crate::listener::{BadOption, Companion, ListenerOptions};
 use crate::schedules::Schedules;
 use crate::session::SessionConfig;
@@ -152,6 +153,8 @@ pub struct ServerParts {
     pub job_policy: Option<Box<str>>,
     /// Keeps schedules.
     pub schedules: Arc<dyn Schedules>,
+    /// Keeps results, cancellations and flows of jobs.
+    pub jobs: Arc<dyn JobLedger>,
     /// Maximum patterns of topics that a connection may subscribe to.
     pub patterns_max: usize,
 }

@@ -8,6 +8,8 @@
 //! SCHEDULE    queue, headers, seconds between runs, job, cron expression          (UNSCHEDULE likewise)
 //!             queue, headers, job             the published document's form
 //! PUBLISH     topic, message                  PUBLISH     topic, headers, message
+//! CANCEL      job, queue, `soft` or `hard`        AWAIT, LOOKUP   job
+//! FLOW        jobs that follow each other
 //! KBYE, KBAI, DISCONNECT, STATUS, ROUTER_SHOW_WORKERS, ROUTER_SHOW_SCHEDULERS
 //! ```
 //!
@@ -27,6 +29,8 @@ pub const NAME_BYTES_MAX: usize = 255;
 
 /// Follows the kind of peer in INFORM if the worker wants to receive the attempt number of each job.
 const ATTEMPTS: &[u8] = b"attempts";
+/// Follows the queue in CANCEL if a running job is killed.
+const HARD: &[u8] = b"hard";
 /// Number of frames before the arguments of a command.
 const ENVELOPE: usize = 4;
 
@@ -116,6 +120,21 @@ pub enum EmqpCommand<'a> {
         /// Message body.
         body: &'a [u8],
     },
+    /// Requests the result of a job as soon as there is one. Not in the original, like the next three.
+    Await(&'a [u8]),
+    /// Requests what is known about a job.
+    Lookup(&'a [u8]),
+    /// Cancels a job; or, to a worker, the running job.
+    Cancel {
+        /// Id of the job.
+        job: &'a [u8],
+        /// Queue of the job.
+        queue: &'a [u8],
+        /// Whether a running job is killed.
+        hard: bool,
+    },
+    /// Requests jobs of which each begins when others have ended, as JSON.
+    Flow(&'a [u8]),
     /// The peer disconnects, as the original programs send it.
     Kbye,
     /// The peer disconnects, as the document specifies it.
@@ -213,6 +232,10 @@ pub fn parse<'a>(parts: Parts<'a>, case: Case) -> Result<EmqpMessage<'a>, EmqpEr
         b"SCHEDULE" => EmqpCommand::Schedule(body.schedule("SCHEDULE")?),
         b"UNSCHEDULE" => EmqpCommand::Unschedule(body.schedule("UNSCHEDULE")?),
         b"PUBLISH" => body.publish()?,
+        b"AWAIT" => EmqpCommand::Await(named("the job's id", body.of("AWAIT", 0, "the id of a job")?)?),
+        b"LOOKUP" => EmqpCommand::Lookup(named("the job's id", body.of("LOOKUP", 0, "the id of a job")?)?),
+        b"CANCEL" => body.cancel()?,
+        b"FLOW" => EmqpCommand::Flow(body.of("FLOW", 0, "a flow")?),
         b"KBYE" => EmqpCommand::Kbye,
         b"KBAI" => EmqpCommand::Kbai,
         b"DISCONNECT" => EmqpCommand::Disconnect,
@@ -259,6 +282,13 @@ impl<'a> Body<'a> {
         let (headers, body) = (self.of("REQUEST", 1, what)?, self.of("REQUEST", 2, what)?);
         let extra = self.parts.iter().skip(ENVELOPE + 3).collect();
         Ok(Job { queue, headers, body, extra })
+    }
+
+    fn cancel(&self) -> Result<EmqpCommand<'a>, EmqpError> {
+        let what = "a job and its queue";
+        let job = named("the job's id", self.of("CANCEL", 0, what)?)?;
+        let queue = named("the queue's name", self.of("CANCEL", 1, what)?)?;
+        Ok(EmqpCommand::Cancel { job, queue, hard: self.get(2) == Some(HARD) })
     }
 
     fn reply(&self) -> Result<EmqpCommand<'a>, EmqpError> {
@@ -321,6 +351,12 @@ impl EmqpMessage<'_> {
             EmqpCommand::Publish { topic, headers: None, body } => {
                 encode(b"PUBLISH", id, &[topic, body], output)
             }
+            EmqpCommand::Await(job) => encode(b"AWAIT", id, &[job], output),
+            EmqpCommand::Lookup(job) => encode(b"LOOKUP", id, &[job], output),
+            EmqpCommand::Cancel { job, queue, hard } => {
+                encode(b"CANCEL", id, &[job, queue, if *hard { HARD } else { b"soft" }], output);
+            }
+            EmqpCommand::Flow(flow) => encode(b"FLOW", id, &[flow], output),
             EmqpCommand::Kbye => encode(b"KBYE", id, &[], output),
             EmqpCommand::Kbai => encode(b"KBAI", id, &[], output),
             EmqpCommand::Disconnect => encode(b"DISCONNECT", id, &[], output),

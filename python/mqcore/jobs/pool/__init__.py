@@ -61,6 +61,9 @@ class Pool(Protocol):
     def collect(self, ready: Collection[int]) -> list[Ending | Progress | Died]:
         """Return the events since the last call. `ready` are the readable ones of `descriptors`."""
 
+    def interrupt(self, run: int) -> None:
+        """Raise `JobCancelled` inside an attempt, or cancel its coroutine. `collect` returns how it ends."""
+
     def abandon(self, run: int) -> None:
         """Stop an attempt, or at least free its slot. `collect` returns no more events of it."""
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from mqcore.jobs.execution import Assignment, Registry, run
+from mqcore.jobs.limits import Interruptions
 from mqcore.jobs.task import Task
 
 __all__ = ["BROKEN", "ENDED", "PROGRESS", "READY", "main"]
@@ -29,12 +30,18 @@ PROGRESS: Final = b"p"
 _ASSIGNMENT: Final = msgspec.msgpack.Decoder(Assignment)
 
 
-def main(pipe: connection.Connection, home: tuple[str, str], allow_import: Sequence[str]) -> None:
-    """Run jobs from `pipe`. `home` is the module and the attribute of the tasks."""
+def main(
+    pipe: connection.Connection, control: connection.Connection, home: tuple[str, str], allow_import: Sequence[str]
+) -> None:
+    """Run jobs from `pipe`, and interrupt attempts whose numbers arrive at `control`.
+
+    `home` is the module and the attribute of the tasks.
+    """
     # Signals to the process group are for the worker, which decides when its children stop.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    interruptions = Interruptions(by_signal=True)
+    threading.Thread(target=_obey_parent, args=(control, interruptions), daemon=True).start()
     # The worker closes the pipe to stop this process.
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
@@ -44,10 +51,12 @@ def main(pipe: connection.Connection, home: tuple[str, str], allow_import: Seque
             return
         pipe.send_bytes(READY)
         with asyncio.Runner() as runner:
-            _serve(pipe, registry, runner)
+            _serve(pipe, registry, runner, interruptions)
 
 
-def _serve(pipe: connection.Connection, registry: Registry, runner: asyncio.Runner) -> None:
+def _serve(
+    pipe: connection.Connection, registry: Registry, runner: asyncio.Runner, interruptions: Interruptions
+) -> None:
     encoder = msgspec.msgpack.Encoder()
     lock = threading.Lock()
     while True:
@@ -57,7 +66,7 @@ def _serve(pipe: connection.Connection, registry: Registry, runner: asyncio.Runn
             with lock:
                 pipe.send_bytes(PROGRESS + encoder.encode((number, fraction, note)))
 
-        ending = run(assignment, registry, report, runner)
+        ending = run(assignment, registry, report, runner, interruptions)
         with lock:
             pipe.send_bytes(ENDED + encoder.encode(ending))
 
@@ -69,9 +78,15 @@ def _tasks(module_name: str, attribute: str) -> Mapping[str, Task[..., Any, Any]
     return jobs.tasks  # type: ignore[no-any-return]
 
 
-def _end_with_parent() -> None:
-    """Exit when the worker dies: the broker redelivers the job, so it must not continue here."""
+def _obey_parent(control: connection.Connection, interruptions: Interruptions) -> None:
+    """Interrupt jobs. Exit when the worker dies: the broker redelivers the job, so it must not continue here."""
     parent = parent_process()
-    if parent is not None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
+    if parent is None:
+        return
+    while parent.sentinel not in connection.wait([parent.sentinel, control]):
+        try:
+            interruptions.interrupt(int(control.recv_bytes()))
+        except (EOFError, OSError):
+            break
+    connection.wait([parent.sentinel])
+    os._exit(1)

@@ -12,6 +12,7 @@ from typing import Final
 
 from mqcore._raised import ends_task, run_loop
 from mqcore.jobs.execution import Assignment, Ending, Registry, fault_of, run_async
+from mqcore.jobs.limits import cancelled
 from mqcore.jobs.pool import Died, Progress
 
 __all__ = ["LoopPool"]
@@ -32,6 +33,8 @@ class LoopPool:
         self._size = size
         self._events: queue.SimpleQueue[Ending | Progress] = queue.SimpleQueue()
         self._running: set[int] = set()
+        # Of the loop's thread.
+        self._interrupted: set[int] = set()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
         self._loop.set_default_executor(ThreadPoolExecutor(size, "mqcore-job"))
@@ -73,6 +76,11 @@ class LoopPool:
                 self._running.discard(event.run)
             events.append(event)
 
+    def interrupt(self, run: int) -> None:
+        """Cancel a job and report how it ends. Functions that are not ``async`` continue unobserved."""
+        if run in self._running:
+            self._loop.call_soon_threadsafe(self._interrupt, run)
+
     def abandon(self, run: int) -> None:
         """Cancel a job."""
         if run in self._running:
@@ -91,6 +99,11 @@ class LoopPool:
         task = self._loop.create_task(self._serve(assignment))
         self._tasks[assignment.run] = task
         task.add_done_callback(lambda _: self._tasks.pop(assignment.run, None))
+
+    def _interrupt(self, run: int) -> None:
+        if run in self._tasks:
+            self._interrupted.add(run)
+            self._cancel(run)
 
     def _cancel(self, run: int) -> None:
         if (task := self._tasks.get(run)) is not None:
@@ -114,7 +127,9 @@ class LoopPool:
                 raise
             # The job raised it, or it was abandoned and `collect` drops this event. `GeneratorExit` of a worker thread
             # closes `run_async` and arrives here.
-            ending = Ending(assignment.run, b"null", fault_of(error))
+            raised = cancelled() if assignment.run in self._interrupted else error
+            ending = Ending(assignment.run, b"null", fault_of(raised))
+        self._interrupted.discard(assignment.run)
         self._emit(ending)
 
     def _emit(self, event: Ending | Progress) -> None:

@@ -37,12 +37,14 @@ class _Child:
         # Spawn, because a fork would copy held locks and the connection to the broker.
         spawn = multiprocessing.get_context("spawn")
         self.pipe, theirs = spawn.Pipe()
+        orders, self.control = spawn.Pipe(duplex=False)
         self.process: SpawnProcess = spawn.Process(
-            target=child.main, args=(theirs, home, allow_import), name="mqcore-job", daemon=True
+            target=child.main, args=(theirs, orders, home, allow_import), name="mqcore-job", daemon=True
         )
         self.process.start()
         # Only the child keeps its end open, so that its death closes the pipe.
         theirs.close()
+        orders.close()
         self.is_ready = False
         self.run: int | None = None
 
@@ -54,6 +56,7 @@ class _Child:
             self.process.join()
         code = self.process.exitcode or 0
         self.pipe.close()
+        self.control.close()
         self.process.close()
         if code < 0:
             return f"was ended by {signal.Signals(-code).name}" if -code in set(signal.Signals) else f"signal {-code}"
@@ -118,6 +121,12 @@ class ProcessPool:
             events += self._handle(sender, message)
         return events
 
+    def interrupt(self, run: int) -> None:
+        """Raise `JobCancelled` in the process that runs this attempt; on Unix also in system calls."""
+        if (chosen := self._busy.get(run)) is not None:
+            with contextlib.suppress(OSError):
+                chosen.control.send_bytes(b"%d" % run)
+
     def abandon(self, run: int) -> None:
         """Kill the process that runs this attempt, and start another."""
         if (chosen := self._busy.pop(run, None)) is not None:
@@ -132,6 +141,7 @@ class ProcessPool:
             each.process.kill()
         for each in self._children.values():
             each.pipe.close()
+            each.control.close()
         limit = time.monotonic() + _EXIT_MAX_SECONDS
         for each in self._children.values():
             each.process.join(max(0.0, limit - time.monotonic()))

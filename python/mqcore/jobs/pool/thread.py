@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Collection
 
 from mqcore.jobs.execution import Assignment, Ending, Registry, run
+from mqcore.jobs.limits import Interruptions
 from mqcore.jobs.pool import Died, Progress
 
 __all__ = ["ThreadPool"]
@@ -27,6 +28,7 @@ class ThreadPool:
         self._events: queue.SimpleQueue[Ending | Progress] = queue.SimpleQueue()
         self._running: set[int] = set()
         self._abandoned: set[int] = set()
+        self._interruptions = Interruptions()
         for _ in range(size):
             self._start()
 
@@ -68,6 +70,11 @@ class ThreadPool:
                 self._running.discard(event.run)
                 events.append(event)
 
+    def interrupt(self, run: int) -> None:
+        """Raise `JobCancelled` in the thread at its next step."""
+        if run in self._running:
+            self._interruptions.interrupt(run)
+
     def abandon(self, run: int) -> None:
         """Start another thread in place of the one that runs this attempt."""
         if run in self._running:
@@ -91,7 +98,7 @@ class ThreadPool:
                 def report(fraction: float, note: str, number: int = assignment.run) -> None:
                     self._emit(Progress(number, fraction, note))
 
-                self._emit(run(assignment, self._registry, report, runner))
+                self._emit(run(assignment, self._registry, report, runner, self._interruptions))
 
     def _emit(self, event: Ending | Progress) -> None:
         self._events.put(event)

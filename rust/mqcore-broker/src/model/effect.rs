@@ -368,6 +368,33 @@ pub enum Event {
     },
     /// An event that this peer subscribed to. Shared by all subscribers.
     Notified(Arc<Notification>),
+    /// About a job, from what keeps results of jobs. The broker emits no such event.
+    Job(Box<JobNotice>),
+}
+
+/// A notice for a session about a job that it or its client asked about.
+#[derive(Debug, Clone)]
+pub enum JobNotice {
+    /// The result of a job is saved: its id, with the result as the body.
+    Kept(Message),
+    /// The result of a job cannot be saved now.
+    NotKept(Message),
+    /// The answer to a request, whose id is that of the message; or the result of a job, whose id is that of the message.
+    Told {
+        /// The queue of the job, to which the client must have the right to publish. `None`: it has.
+        queue: Option<QueueAddress>,
+        /// The answer.
+        message: Message,
+    },
+    /// A worker must stop a job that it runs.
+    Stop {
+        /// The job.
+        job: Box<[u8]>,
+        /// Its queue.
+        queue: QueueAddress,
+        /// Whether to kill it.
+        hard: bool,
+    },
 }
 
 /// The outcome of a pull.
@@ -524,6 +551,10 @@ impl Event {
             | Self::Custom(message)
             | Self::Responded(message) => PLAIN + message.memory_bytes(),
             Self::Delivered(deliver) => PLAIN + deliver.message.memory_bytes(),
+            Self::Job(notice) => match &**notice {
+                JobNotice::Told { message, .. } => PLAIN + message.memory_bytes(),
+                JobNotice::Kept(_) | JobNotice::NotKept(_) | JobNotice::Stop { .. } => PLAIN,
+            },
             Self::Confirmed(numbers) => PLAIN + size_of_val(numbers.as_slice()),
             Self::BindingsChanged { bindings, .. } => {
                 PLAIN + bindings.topics.iter().map(|topic| topic.as_bytes().len() + 1).sum::<usize>()

@@ -5,9 +5,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use mqcore_broker::model::effect::Event;
-use mqcore_broker::model::id::QueueAddress;
+use mqcore_broker::model::id::{ConnectionId, QueueAddress};
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_scheduler::scheduler::EntryId;
+use mqcore_session::jobs::{EndedJob, JobBoard, JobLedger, LedgerRequest};
 use mqcore_session::schedules::{ScheduleEnd, ScheduleRequest, Schedules};
 use mqcore_state::schedules::draft::{Crons, ScheduleDraft, parse_request};
 use mqcore_state::schedules::queues::ScheduleQueues;
@@ -30,6 +31,10 @@ pub(super) enum PortRequest {
     /// The same, with an answer once the end is durable.
     EndSchedule(EntryId, oneshot::Sender<Result<(), EndScheduleError>>),
     List(usize, oneshot::Sender<ScheduleList>),
+    /// A job has ended.
+    JobEnded(EndedJob),
+    /// A request of a client about jobs.
+    Job(ConnectionId, LedgerRequest),
     /// An event of a shard about runs.
     Event(Event),
     /// The manual clock was advanced.
@@ -55,6 +60,7 @@ pub(super) struct PortState {
     pub(super) numbers: Numbers,
     crons: Crons,
     queues: Arc<ScheduleQueues>,
+    board: Arc<JobBoard>,
     /// Bytes of schedules that wait for the thread.
     pub(super) waiting: AtomicUsize,
     /// Present until the thread takes it.
@@ -76,6 +82,7 @@ impl SchedulePort {
             numbers: Numbers::default(),
             crons: Crons::default(),
             queues: Arc::default(),
+            board: Arc::default(),
             waiting: AtomicUsize::new(0),
             receiver: Mutex::new(Some(receiver)),
         };
@@ -137,6 +144,20 @@ impl SchedulePort {
     /// Without effect once the thread has ended: no caller waits then.
     fn ask(&self, ask: PortRequest) {
         let _ = self.asks.send(ask);
+    }
+}
+
+impl JobLedger for SchedulePort {
+    fn board(&self) -> &Arc<JobBoard> {
+        &self.shared.board
+    }
+
+    fn ended(&self, job: EndedJob) {
+        self.ask(PortRequest::JobEnded(job));
+    }
+
+    fn request(&self, asker: ConnectionId, request: LedgerRequest) {
+        self.ask(PortRequest::Job(asker, request));
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use mqcore_broker::model::command::{Command, Request};
+use mqcore_broker::model::effect::Event;
 use mqcore_broker::model::id::{QueueAddress, RequestId};
 use mqcore_broker::model::rejection::Rejection;
 use mqcore_journal::error::JournalError;
@@ -20,6 +21,7 @@ use tokio::sync::oneshot;
 use super::end::EndScheduleError;
 use super::port::{PortRequest, PortState, SchedulePort};
 use crate::hub::Hub;
+use crate::net::outbox::OutboxItem;
 use crate::runtime::shutdown::TaskGuard;
 use crate::shard::inbox::Urgent;
 use crate::storage::backup::Pin;
@@ -84,6 +86,7 @@ impl ScheduleThread {
             let outcome = self.round();
             self.answer_ends(&outcome);
             self.note(outcome);
+            self.tell_sessions();
             self.wait_at_barrier();
             self.show();
             if ended {
@@ -120,6 +123,10 @@ impl ScheduleThread {
             PortRequest::List(max, answer) => {
                 // The caller may have gone; then nothing needs the answer.
                 let _ = answer.send(self.rounds.keeper().list(max));
+            }
+            PortRequest::JobEnded(job) => self.rounds.job_ended(job, self.hub.clock.system_ms()),
+            PortRequest::Job(asker, request) => {
+                self.rounds.job_request(asker, request, self.hub.clock.system_ms());
             }
             PortRequest::Event(event) => self.rounds.event(event, self.hub.clock.now().0),
             PortRequest::Look | PortRequest::End => {}
@@ -235,6 +242,18 @@ impl ScheduleThread {
         {
             self.hub.moved();
             self.hub.shards[shard].send_urgent(Urgent::Scheduled(commands));
+        }
+    }
+
+    /// Passes on what sessions hear about jobs. A connection that has ended needs nothing.
+    fn tell_sessions(&mut self) {
+        for (connection, notice) in self.rounds.take_notices() {
+            let Some(outbox) = self.hub.registry.find(connection) else { continue };
+            let event = Event::Job(Box::new(notice));
+            let bytes = event.pending_bytes();
+            self.hub.moved();
+            // The thread does not stop for a connection that reads slowly; its own limit closes that.
+            outbox.push(&mut vec![OutboxItem::Events(vec![event])], bytes, 0);
         }
     }
 

@@ -18,6 +18,7 @@ use mqcore_journal::storage::FileStorage;
 use mqcore_limiter::limiter::Limiter;
 use mqcore_limiter::time::Nanos;
 use mqcore_session::any::SharedState;
+use mqcore_session::jobs::JobLedger;
 use mqcore_session::protocol::ServerParts;
 use mqcore_session::schedules::job_queues;
 use tokio::sync::Notify;
@@ -204,6 +205,7 @@ fn make_hub(config: &Config, port: &Arc<dyn HandlerPort>, shared: Shared) -> Arc
         extension_names: extensions.iter().flat_map(|port| port.names()).collect(),
         job_policy: job_policy.clone(),
         schedules: Arc::new(shared.schedules.clone()),
+        jobs: Arc::new(shared.schedules.clone()),
         patterns_max: config.topic_limits.patterns_max,
     });
     let connections_max = descriptors::connections_allowed(config.connections_max);
@@ -406,9 +408,10 @@ fn accept(
 
 fn start_schedules(
     hub: &Arc<Hub>,
-    keeper: Keeper<FileStorage>,
+    mut keeper: Keeper<FileStorage>,
     directory: Option<Arc<DataDir>>,
 ) -> Result<(), StartError> {
+    keeper.share_jobs(hub.schedules.board(), hub.job_queues.clone());
     worker::start(&hub.schedules, keeper, hub, directory, hub.shutdown.enter()).map_err(no_thread)
 }
 

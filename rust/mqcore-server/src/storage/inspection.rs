@@ -72,6 +72,10 @@ pub struct SideContents {
     pub schedules: u64,
     /// Runs of schedules that no queue has confirmed; the next start sends them again.
     pub runs: u64,
+    /// Results of jobs.
+    pub results: u64,
+    /// Flows of jobs that have not ended.
+    pub flows: u64,
 }
 
 /// The position of a saved message, without its content: small, because a queue may have millions.
@@ -269,7 +273,9 @@ impl InspectedSide {
                 SideJournal::Schedules => match store::kind(live.payload) {
                     Some(RecordKind::Schedule) => contents.schedules += 1,
                     Some(RecordKind::Run) => contents.runs += 1,
-                    Some(RecordKind::Ended) | None => {}
+                    Some(RecordKind::Result) => contents.results += 1,
+                    Some(RecordKind::Flow) => contents.flows += 1,
+                    Some(RecordKind::Ended | RecordKind::Step) | None => {}
                 },
             }
         });
@@ -290,7 +296,7 @@ impl InspectedSide {
                 SideJournal::Nodes => ("message for upstream brokers", live.map(drop)),
                 SideJournal::Schedules => {
                     let mut read = |live: Live<'_>| store::check(live.payload, live.touch, &mut cron);
-                    ("schedule or run", live.and_then(&mut read))
+                    ("schedule, run or result", live.and_then(&mut read))
                 }
             };
             if let Err(error) = outcome {

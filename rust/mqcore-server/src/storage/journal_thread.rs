@@ -455,6 +455,7 @@ mod tests {
             extension_names: Arc::default(),
             job_policy: None,
             schedules: Arc::new(schedules.clone()),
+            jobs: Arc::new(schedules.clone()),
             patterns_max: 1,
         });
         let (handle, inbox) = inbox::channel();

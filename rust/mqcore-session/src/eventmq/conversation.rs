@@ -1,6 +1,7 @@
 //! One conversation: input from the peer, events from the broker.
 
 mod administrators;
+mod ledger;
 mod rejections;
 mod requests;
 mod schedules;
@@ -235,6 +236,11 @@ impl EventmqSession {
                 self.hand_over(*change, to, &answer, now);
                 self.finish();
             }
+            Some((RequestSubject::Ledger(check), _)) => {
+                self.ledger_allowed(*check, answer, now, output);
+                self.finish();
+            }
+            Some((RequestSubject::Told(message), _)) => self.told_allowed(&message, answer, output),
             Some((RequestSubject::Scheduler(id), _)) => {
                 return self.scheduler_allowed(&id, answer, now, output);
             }
@@ -454,6 +460,7 @@ impl Session for EventmqSession {
                     }
                 }
             }
+            Event::Job(notice) => self.job_notice(*notice, now, output),
             // The result of a job.
             Event::Responded(message) => self.reply(message.body(), Some(message.id()), output),
             Event::PublishRefused { message, rejection, .. }

@@ -215,6 +215,11 @@ impl<'a> DeliveredJob<'a> {
         Self { message, queue: &deliver.queue, text: text.unwrap_or_default(), put_backs, wishes }
     }
 
+    /// For how many milliseconds its result is kept.
+    pub(super) fn result_ttl(&self) -> Option<u64> {
+        super::ledger::result_ttl(self.text)
+    }
+
     /// The queue for its result, if its client named one.
     pub(super) fn result_queue(&self) -> Option<QueueAddress> {
         result_queue(result_queue_name(self.text)?).ok()

@@ -5,6 +5,7 @@
 //! | [`conversation`] | the session: handshake, frames, events |
 //! | [`listener`] | which kind of peer a listener is for |
 //! | [`shared`] | what all sessions share: workers, schedulers, counters |
+//! | [`ledger`] | results, cancellations and flows of jobs |
 //! | [`schedules`] | requests to keep schedules |
 //! | `worker` | slots, running jobs and their deadlines |
 //! | `client` | jobs on their way into queues |
@@ -19,6 +20,7 @@ mod client;
 pub mod conversation;
 mod ids;
 mod job;
+pub mod ledger;
 pub mod listener;
 mod pending;
 pub mod schedules;
@@ -90,6 +92,7 @@ impl ProtocolFactory for EventmqProtocol {
         let mut shared = EventmqShared::new(RandomState::new().hash_one(0), server.job_policy.clone());
         shared.topics_max = server.patterns_max;
         shared.keep_schedules(Arc::clone(&server.schedules));
+        shared.keep_jobs(Arc::clone(&server.jobs));
         Arc::new(shared)
     }
 

@@ -2,8 +2,10 @@
 
 use mqcore_broker::model::command::{Command, Request};
 use mqcore_broker::model::id::{QueueAddress, RequestId};
+use mqcore_broker::model::message::Message;
 use slab::Slab;
 
+use super::ledger::LedgerRequest;
 use super::schedules::ScheduleRequest;
 
 /// At this many unanswered requests the session stops reading from its peer.
@@ -23,6 +25,18 @@ pub(super) struct ScheduleChange {
     pub(super) is_missing: bool,
 }
 
+/// A request to the ledger of jobs, on its way through the checks of rights.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct LedgerCheck {
+    /// The id of the client's request.
+    pub(super) id: Box<[u8]>,
+    pub(super) request: LedgerRequest,
+    /// The queues to which the client must have the right to publish, and of which the last one is in question.
+    pub(super) queues: Vec<QueueAddress>,
+    /// Queues among them that do not exist.
+    pub(super) create: Vec<QueueAddress>,
+}
+
 /// A request of an administrator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AdminRequest {
@@ -33,7 +47,7 @@ pub(super) enum AdminRequest {
 }
 
 /// The subject of a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(super) enum RequestSubject {
     /// A worker's subscription to one of its queues.
     Subscription,
@@ -45,6 +59,10 @@ pub(super) enum RequestSubject {
     Schedule(Box<ScheduleChange>),
     /// Whether the client may send a schedule to the scheduler with this client id.
     HandOver(Box<ScheduleChange>, Box<str>),
+    /// Whether the client may publish to the queues of jobs that it cancels or begins.
+    Ledger(Box<LedgerCheck>),
+    /// Whether the client may hear this about a job.
+    Told(Message),
     /// Whether the client may become a scheduler; the id of its request.
     Scheduler(Box<[u8]>),
     /// Whether the client may administer the broker.

@@ -15,6 +15,7 @@ use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::eventmq::queues::{WeightedQueue, encode_text};
 
 use super::conversation::TOPICS_MAX;
+use super::ledger::JobLedger;
 use super::schedules::Schedules;
 use crate::job_figures::{JobFigures, JobQueueFigures, WorkerFigures};
 
@@ -58,6 +59,7 @@ pub struct EventmqShared {
     clock: Arc<AtomicU64>,
     state: Mutex<WorkerRegistry>,
     schedules: OnceLock<Arc<dyn Schedules>>,
+    jobs: OnceLock<Arc<dyn JobLedger>>,
     uncounted: Arc<QueueTally>,
     /// Counters since the start.
     pub counters: EventmqCounters,
@@ -179,6 +181,7 @@ impl EventmqShared {
             clock: Arc::default(),
             state: Mutex::default(),
             schedules: OnceLock::new(),
+            jobs: OnceLock::new(),
             uncounted: Arc::default(),
             counters: EventmqCounters::default(),
         }
@@ -191,6 +194,15 @@ impl EventmqShared {
     /// Sets the scheduler of this broker. False if there is one already, which stays.
     pub fn keep_schedules(&self, keeper: Arc<dyn Schedules>) -> bool {
         self.schedules.set(keeper).is_ok()
+    }
+
+    /// Sets what keeps results, cancellations and flows of jobs. False if there is one already, which stays.
+    pub fn keep_jobs(&self, ledger: Arc<dyn JobLedger>) -> bool {
+        self.jobs.set(ledger).is_ok()
+    }
+
+    pub(super) fn jobs(&self) -> Option<&Arc<dyn JobLedger>> {
+        self.jobs.get()
     }
 
     pub(super) fn schedules(&self) -> Option<&Arc<dyn Schedules>> {

@@ -4,13 +4,16 @@
 //! must not be lost stays unsettled until its result arrives, so the session asks the worker for the result also if the
 //! client does not want it. All other deliveries are settled at once.
 
+mod answers;
+mod ledger;
+
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use foldhash::HashMap;
 use mqcore_broker::model::client::Client;
-use mqcore_broker::model::command::{Acknowledgement, Command, MessageId, Nack, Retry};
+use mqcore_broker::model::command::{Command, MessageId, Retry};
 use mqcore_broker::model::effect::Deliver;
 use mqcore_broker::model::id::{QueueAddress, Tag};
 use mqcore_broker::model::message::{Message, Properties};
@@ -20,7 +23,9 @@ use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::eventmq::headers::Headers;
 use smallvec::SmallVec;
 
+use self::answers::{cancelled_job, client_of, failed_job, lost_job, lost_result, settlement};
 use super::job::{self, DeliveredJob, JobOutcome};
+use super::ledger::cancelled_result;
 use super::shared::{EventmqShared, QueueTally, Registration, Worker};
 
 /// Maximum slots of a worker; further READY messages have no effect.
@@ -61,6 +66,8 @@ struct Running {
     /// The client that waits for the result.
     client: Option<Box<str>>,
     results: Results,
+    /// For how many milliseconds the ledger keeps its result.
+    ttl_ms: Option<u64>,
     since: Timestamp,
     /// When it times out; it is in `Work::due` too.
     due: Option<Timestamp>,
@@ -76,6 +83,8 @@ enum Results {
     To(Box<QueueAddress>),
     /// The result was sent there and is not confirmed yet.
     Sent,
+    /// The result was sent to the ledger and is not confirmed yet.
+    Recorded,
 }
 
 impl Running {
@@ -182,8 +191,15 @@ impl Work {
     /// The worker's connection has ended: notifies the clients of jobs that no other worker gets.
     pub(super) fn abandon(&self, commands: &mut Vec<Command>) {
         let jobs = self.running.iter().flat_map(|(id, jobs)| jobs.iter().map(move |running| (id, running)));
-        let lost = jobs.filter(|(_, running)| !running.kept);
-        commands.extend(lost.filter_map(|(id, running)| Some(lost_job(running.client.as_ref()?, id))));
+        let lost: Vec<_> = jobs.filter(|(_, running)| !running.kept).collect();
+        for (id, running) in &lost {
+            if let Some(served) = self.queue(running.tag) {
+                self.record_failure(id, &served.address, running.ttl_ms, &lost_result());
+            }
+        }
+        commands.extend(
+            lost.into_iter().filter_map(|(id, running)| Some(lost_job(running.client.as_ref()?, id))),
+        );
     }
 
     fn is_busy(&self) -> bool {
@@ -217,10 +233,22 @@ impl Work {
         let handed = DeliveredJob::of(deliver);
         let wishes = handed.wishes;
         let id = MessageId::from_slice(deliver.message.id());
+        if self.counts {
+            self.began(&id, &deliver.queue);
+        }
+        if self.is_cancelled(&id, &deliver.queue) {
+            self.left(&id);
+            commands.extend(client_of(deliver, wishes).map(|client| cancelled_job(client, &id)));
+            commands.push(settlement(&deliver.queue, deliver.tag, id, None));
+            self.has_room |= self.slots().give(SLOTS_MAX).is_some();
+            return;
+        }
         let too_often = u32::from(deliver.requeues) > wishes.retry_count;
         if handed.is_kept() && !wishes.guarantee && too_often {
             // Its last attempt was lost with its worker.
             self.exchange.count(|counters| &counters.failed);
+            self.left(&id);
+            self.record_failure(&id, &deliver.queue, handed.result_ttl(), &lost_result());
             commands.extend(client_of(deliver, wishes).map(|client| lost_job(client, &id)));
             commands.push(settlement(&deliver.queue, deliver.tag, id, Some(("worker-lost", Retry::Never))));
             self.has_room |= self.slots().give(SLOTS_MAX).is_some();
@@ -240,9 +268,12 @@ impl Work {
                 _ => Results::Nowhere,
             };
             self.remember(id, deliver, handed.is_kept(), client, results, now);
-        } else if let Some(served) = self.queue(deliver.tag) {
+        } else {
             // No result will arrive for it.
-            served.tally.finished(0);
+            self.left(&id);
+            if let Some(served) = self.queue(deliver.tag) {
+                served.tally.finished(0);
+            }
         }
     }
 
@@ -255,7 +286,8 @@ impl Work {
         results: Results,
         now: Timestamp,
     ) {
-        let wishes = DeliveredJob::of(deliver).wishes;
+        let handed = DeliveredJob::of(deliver);
+        let (wishes, ttl_ms) = (handed.wishes, handed.result_ttl());
         self.serial += 1;
         let serial = self.serial;
         let due = (kept && wishes.timeout > 0).then(|| {
@@ -269,7 +301,8 @@ impl Work {
             served.tally.began();
         }
         let (tag, put_backs) = (deliver.tag, deliver.requeues);
-        let running = Running { tag, kept, wishes, put_backs, client, results, since: now, due, serial };
+        let running =
+            Running { tag, kept, wishes, put_backs, client, results, ttl_ms, since: now, due, serial };
         // A job that is settled already ends when another one with its id begins.
         let replaced = self.jobs(&id).iter().find(|job| !job.kept).map(|job| job.serial);
         self.running.entry(id.clone()).or_default().push(running);
@@ -307,6 +340,7 @@ impl Work {
         if let Some(served) = self.queue(running.tag) {
             served.tally.left();
         }
+        self.left(id);
         while self.order.front().is_some_and(|(id, serial)| self.job(id, *serial).is_none()) {
             self.order.pop_front();
         }
@@ -353,9 +387,16 @@ impl Work {
         commands: &mut Vec<Command>,
     ) -> bool {
         let id = MessageId::from_slice(request);
-        let waits = |job: &&Running| !matches!(job.results, Results::Sent);
+        let waits = |job: &&Running| !matches!(job.results, Results::Sent | Results::Recorded);
         let Some(running) = self.jobs(&id).iter().find(waits) else { return false };
-        let serial = running.serial;
+        let (serial, tag) = (running.serial, running.tag);
+        if self.queue(tag).is_some_and(|served| self.is_cancelled(&id, &served.address)) {
+            // The ledger has told the client that the job is cancelled, so its result does not matter.
+            let result = cancelled_result();
+            self.finish((id, serial), result.as_bytes(), JobOutcome::Done, now, commands);
+            return true;
+        }
+        let Some(running) = self.job(&id, serial) else { return false };
         let outcome =
             if running.kept { JobOutcome::of(body, running.wishes.timeout > 0) } else { JobOutcome::Done };
         let tries_left = u32::from(running.put_backs) < running.wishes.retry_count;
@@ -371,7 +412,8 @@ impl Work {
             }
             JobOutcome::Failed(None) | JobOutcome::Done => {}
         }
-        if self.keep_result(&id, serial, body, me, commands) {
+        if self.keep_result(&id, serial, body, me, commands) || self.record_result(&id, serial, body, outcome)
+        {
             return true;
         }
         self.finish((id, serial), body, outcome, now, commands);
@@ -410,10 +452,14 @@ impl Work {
         commands: &mut Vec<Command>,
     ) -> bool {
         let id = MessageId::from_slice(message.id());
-        let is_sent = |job: &&Running| matches!(job.results, Results::Sent);
+        let is_sent = |job: &&Running| matches!(job.results, Results::Sent | Results::Recorded);
         let Some(running) = self.jobs(&id).iter().find(is_sent) else { return false };
+        let is_recorded = matches!(running.results, Results::Recorded);
         let (serial, outcome) = (running.serial, JobOutcome::of(message.body(), running.wishes.timeout > 0));
-        self.finish((id, serial), message.body(), outcome, now, commands);
+        // A job with a queue for its result may have one in the ledger too.
+        if is_recorded || !self.record_result(&id, serial, message.body(), outcome) {
+            self.finish((id, serial), message.body(), outcome, now, commands);
+        }
         true
     }
 
@@ -427,7 +473,7 @@ impl Work {
         commands: &mut Vec<Command>,
     ) -> bool {
         let id = MessageId::from_slice(message.id());
-        let is_sent = |job: &&Running| matches!(job.results, Results::Sent);
+        let is_sent = |job: &&Running| matches!(job.results, Results::Sent | Results::Recorded);
         let again = self.jobs(&id).iter().find(is_sent).filter(|running| {
             // Without a guarantee, a job runs again only if it failed.
             why == RejectionKind::Busy && running.wishes.guarantee
@@ -496,6 +542,10 @@ impl Work {
             let why = format!("the worker sent no result within the time limit of {limit} s and 5 s more");
             commands.push(failed_job(client, id, "Timeout", &why));
         }
+        if let Some(served) = self.queue(running.tag).filter(|_| !again) {
+            let why = job::failure("Timeout", "the worker sent no result within the job's time limit");
+            self.record_failure(id, &served.address, running.ttl_ms, &why);
+        }
         self.exchange.count(if again { |c| &c.lost } else { |c| &c.failed });
         let retry = if again { Retry::AsDecided } else { Retry::Never };
         self.settle(running.tag, id.clone(), Some(("timeout", retry)), commands);
@@ -536,7 +586,9 @@ impl Work {
 
 impl Drop for Work {
     fn drop(&mut self) {
-        for running in self.running.values().flatten() {
+        for (id, running) in self.running.iter().flat_map(|(id, jobs)| jobs.iter().map(move |job| (id, job)))
+        {
+            self.left(id);
             if let Some(served) = self.queue(running.tag) {
                 served.tally.left();
             }
@@ -545,39 +597,4 @@ impl Drop for Work {
             }
         }
     }
-}
-
-/// The id of the client that waits for the result of a job.
-fn client_of(deliver: &Deliver, wishes: Headers) -> Option<&str> {
-    let client = deliver.message.producer().filter(|client| client.protocol == job::PROTOCOL)?;
-    wishes.reply_requested.then_some(&*client.id)
-}
-
-/// Notifies the client of a job that its worker was lost and no other worker gets the job.
-fn lost_job(client: &str, id: &MessageId) -> Command {
-    let why = "the connection to the worker was lost before the job ended; the job may have run";
-    failed_job(client, id, "Lost", why)
-}
-
-fn failed_job(client: &str, id: &MessageId, kind: &str, why: &str) -> Command {
-    let result = job::failure(kind, why);
-    let message = Message::from_parts(id, b"", result.as_bytes(), Properties::default(), None);
-    Command::Respond { to: client.into(), message }
-}
-
-fn settlement(
-    queue: &QueueAddress,
-    tag: Tag,
-    message_id: MessageId,
-    negative: Option<(&str, Retry)>,
-) -> Command {
-    Command::Acknowledge(Acknowledgement {
-        tag,
-        queue: queue.clone(),
-        message_id,
-        refusal: negative.map(|(why, retry)| Nack::new(why, retry)),
-        headers: Box::default(),
-        hops: 0,
-        first_acquirer: false,
-    })
 }

@@ -386,7 +386,7 @@ impl Exchange {
                 }
             }
             // The node sends it again on a new connection, with all that follows, so the order stays.
-            Event::Deferred(..) => return false,
+            Event::Deferred(..) | Event::Job(_) => return false,
             // A node notifies its client itself.
             Event::PublishRefused { .. } | Event::DirectRefused { .. } if self.passing().is_some() => {}
             Event::Acknowledged { queue, message, negative, relayed } => {

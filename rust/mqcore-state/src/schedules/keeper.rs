@@ -1,12 +1,15 @@
 //! Schedules, due runs, and runs in flight to queues. Contains no thread, clock or socket: the caller supplies the
 //! time, and carries commands to shards.
 
-use std::collections::{BTreeMap, VecDeque};
+mod jobs;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use mqcore_broker::model::command::{Command, PassedOn};
+use mqcore_broker::model::command::Command;
 use mqcore_broker::model::id::QueueAddress;
-use mqcore_broker::model::intake::{SCHEDULES, Ticket};
+use mqcore_broker::model::intake::SCHEDULES;
+use mqcore_broker::model::options::QueueChanges;
 use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_journal::error::JournalError;
@@ -17,7 +20,9 @@ use mqcore_journal::snapshot::Snapshot;
 use mqcore_journal::storage::Storage;
 use mqcore_scheduler::plan::{Plan, Recurrence};
 use mqcore_scheduler::scheduler::{EntryId, Firing, ScheduleEntry, Scheduler};
-use mqcore_session::schedules::{Run, ScheduleEnd};
+use mqcore_session::schedules::{ScheduleEnd, job_queues};
+
+use crate::jobs::ledger::Ledger;
 
 use super::draft::{Crons, ScheduleDraft};
 use super::ended::{EndedSchedule, EndedSchedules, Terms, terms_of};
@@ -53,15 +58,20 @@ impl ScheduleData {
     }
 }
 
-/// A run in flight to its queue.
+/// A job in flight to its queue.
 #[derive(Debug)]
-struct InFlightRun {
+struct InFlightJob {
     to: QueueAddress,
     shard: usize,
-    id: EntryId,
-    due_ms: u64,
-    fence: u64,
-    run: Arc<[u8]>,
+    job: Outgoing,
+}
+
+#[derive(Debug)]
+enum Outgoing {
+    /// A run of a schedule.
+    Run { id: EntryId, due_ms: u64, fence: u64, run: Arc<[u8]> },
+    /// A job of a flow. Its record stays until it has ended, because it is the evidence that it has begun.
+    Step { id: Box<[u8]>, headers: Box<[u8]>, body: Box<[u8]> },
 }
 
 /// All schedules, and all runs in flight.
@@ -79,7 +89,7 @@ pub struct Keeper<S: Storage> {
     /// Due, and not saved yet.
     due: VecDeque<Firing<ScheduleData>>,
     /// Saved, and not confirmed by their queues.
-    outgoing: BTreeMap<u64, InFlightRun>,
+    outgoing: BTreeMap<u64, InFlightJob>,
     /// Those of `outgoing` that have not been sent since they were saved.
     unsent: VecDeque<u64>,
     /// Shards that could not accept a run: the number from which to send again, and when.
@@ -87,6 +97,12 @@ pub struct Keeper<S: Storage> {
     /// Runs in their queues, and ended schedules, whose settlement is not saved yet.
     settled: Vec<u64>,
     fired: u64,
+    /// Results, cancellations and flows of jobs.
+    ledger: Ledger,
+    /// Records about jobs that were too large to be saved.
+    unsaved: BTreeSet<u64>,
+    /// Options of queues that are created for jobs of flows.
+    job_queues: QueueChanges,
 }
 
 impl<S: Storage> Keeper<S> {
@@ -108,6 +124,9 @@ impl<S: Storage> Keeper<S> {
             blocked: BTreeMap::new(),
             settled: Vec::new(),
             fired: 0,
+            ledger: Ledger::default(),
+            unsaved: BTreeSet::new(),
+            job_queues: job_queues(None),
         }
     }
 
@@ -127,7 +146,7 @@ impl<S: Storage> Keeper<S> {
         let mut keeper = Self::in_memory(placement, now_ms);
         let mut find = |text: &str, zone: &str| crons.find(text, zone, jiff::tz::db());
         let (store, kept) = ScheduleJournal::open(storage, options, &mut find, found)?;
-        let SavedSchedules { schedules, runs, ended, unreadable, epoch, next } = kept;
+        let SavedSchedules { schedules, runs, ended, results, flows, steps, unreadable, epoch, next } = kept;
         (keeper.epoch, keeper.next, keeper.store) = (epoch, next, Some(store));
         for kept in schedules {
             let what = ScheduleData::new(kept.sequence, &kept.id, &kept.plan, kept.run.into());
@@ -147,6 +166,7 @@ impl<S: Storage> Keeper<S> {
             keeper.catch_up(&kept.run);
             keeper.send(kept.number, kept.run);
         }
+        keeper.ledger.restore(flows, steps, results, &mut keeper.next, now_ms);
         // The clock may have been set back while no broker was running.
         keeper.set_back(now_ms);
         Ok((keeper, unreadable))
@@ -232,6 +252,8 @@ impl<S: Storage> Keeper<S> {
             );
             return Err(Rejection::new(RejectionKind::LimitExceeded, why));
         }
+        let saved = self.save_jobs();
+        saved.map_err(|error| Rejection::new(RejectionKind::Busy, error.to_string()))?;
         let state = plan.begin(now_ms);
         let state = state.map_err(|error| Rejection::new(RejectionKind::BadRequest, error.to_string()))?;
         let sequence = self.next;
@@ -281,9 +303,11 @@ impl<S: Storage> Keeper<S> {
     /// Remembers that a schedule has ended, so that the workers of its program do not start it again.
     fn remember_end(&mut self, id: EntryId, terms: Terms) {
         let kept = EndedSchedule { sequence: self.next, id, terms };
-        if let Some(store) = &mut self.store
-            && let Err(error) = store.put_ended(&kept)
-        {
+        let saved = self.save_jobs().and_then(|()| match &mut self.store {
+            Some(store) => store.put_ended(&kept),
+            None => Ok(()),
+        });
+        if let Err(error) = saved {
             // The schedule ends nevertheless.
             tracing::warn!(schedule = %id, %error, "cannot save that a schedule has ended; a worker may start it again");
             return;
@@ -341,6 +365,7 @@ impl<S: Storage> Keeper<S> {
     /// Saves due runs. `known` tells which queues exist; runs for others go to `default`. Stops early if the disk is
     /// full, and continues there the next time.
     pub fn write_due(&mut self, known: impl Fn(&QueueAddress) -> bool) -> Result<(), JournalError> {
+        self.save_jobs()?;
         while let Some(firing) = self.due.front() {
             let run = RunRecord {
                 schedule: firing.what.sequence,
@@ -380,7 +405,8 @@ impl<S: Storage> Keeper<S> {
         let to = if run.fallen_back { default_queue() } else { named_queue(&run.run) };
         let shard = to.channel.shard(self.placement);
         let RunRecord { id, due_ms, fence, run, .. } = run;
-        self.outgoing.insert(number, InFlightRun { to, shard, id, due_ms, fence, run });
+        self.outgoing
+            .insert(number, InFlightJob { to, shard, job: Outgoing::Run { id, due_ms, fence, run } });
         self.unsent.push_back(number);
     }
 
@@ -398,6 +424,7 @@ impl<S: Storage> Keeper<S> {
     /// # Errors
     /// [`JournalError`].
     pub fn write(&mut self) -> Result<(), JournalError> {
+        self.save_jobs()?;
         let Some(store) = &mut self.store else {
             self.settled.clear();
             return Ok(());
@@ -421,46 +448,32 @@ impl<S: Storage> Keeper<S> {
     /// Takes the commands for shards, each shard's in order. Must be called after [`Keeper::commit`]. `now_ms` is the
     /// time of the monotonic clock, so that setting the system clock does not delay a retry.
     pub fn take_commands(&mut self, now_ms: u64) -> Vec<(usize, Command)> {
-        let mut commands = Vec::new();
+        let mut commands = self.take_removals();
+        self.send_steps();
+        let mut again_at = Vec::new();
         let over = self.blocked.iter().filter(|(_, (_, until))| *until <= now_ms);
         let over: Vec<_> = over.map(|(shard, (from, _))| (*shard, *from)).collect();
         for (shard, from) in over {
             self.blocked.remove(&shard);
             let again = self.outgoing.range(from..).filter(|(_, outgoing)| outgoing.shard == shard);
-            commands.extend(again.filter_map(|(number, outgoing)| self.command(*number, outgoing)));
+            commands.extend(again.flat_map(|(number, outgoing)| self.commands(*number, outgoing)));
+            again_at.push(shard);
         }
-        let again: Vec<usize> = commands.iter().map(|(shard, _)| *shard).collect();
+        let again: Vec<usize> = again_at;
         for number in std::mem::take(&mut self.unsent) {
             let Some(outgoing) = self.outgoing.get(&number) else { continue };
             // A shard that receives everything again receives this run as well.
             if !self.blocked.contains_key(&outgoing.shard) && !again.contains(&outgoing.shard) {
-                commands.extend(self.command(number, outgoing));
+                commands.extend(self.commands(number, outgoing));
             }
         }
         commands
     }
 
-    fn command(&self, number: u64, outgoing: &InFlightRun) -> Option<(usize, Command)> {
-        let InFlightRun { to, shard, id, due_ms, fence, run } = outgoing;
-        let (queue, headers, job) = parts(run)?;
-        let ticket = Ticket { node: Arc::clone(&self.node), epoch: self.epoch, number };
-        let run = Run { queue, headers, job, schedule: &id.0, due_ms: *due_ms, fence: *fence };
-        match run.message(to, ticket.clone()) {
-            Ok(message) => {
-                let command = Command::Publish { queue: to.clone(), message };
-                Some((*shard, Command::PassedOn(Box::new(PassedOn { ticket, command }))))
-            }
-            Err(why) => {
-                tracing::error!(schedule = %id, why, "cannot turn a run of a schedule into a job; the run is skipped");
-                None
-            }
-        }
-    }
-
     /// Runs have reached their queues.
     pub fn confirmed(&mut self, numbers: &[u64]) {
         for number in numbers {
-            if self.outgoing.remove(number).is_some() {
+            if let Some(InFlightJob { job: Outgoing::Run { .. }, .. }) = self.outgoing.remove(number) {
                 self.settled.push(*number);
             }
         }

@@ -7,13 +7,14 @@
 
 use hashbrown::HashMap;
 use mqcore_broker::model::command::Command;
-use mqcore_broker::model::effect::Event;
-use mqcore_broker::model::id::QueueAddress;
+use mqcore_broker::model::effect::{Event, JobNotice};
+use mqcore_broker::model::id::{ConnectionId, QueueAddress};
 use mqcore_broker::model::rejection::Rejection;
 use mqcore_journal::error::JournalError;
 use mqcore_journal::storage::Storage;
 use mqcore_scheduler::clock::{ClockStep, ClockWatch};
 use mqcore_scheduler::scheduler::EntryId;
+use mqcore_session::jobs::{EndedJob, LedgerRequest};
 use mqcore_session::schedules::ScheduleEnd;
 
 use super::draft::ScheduleDraft;
@@ -121,6 +122,29 @@ impl<S: Storage> ScheduleRounds<S> {
         Ok(())
     }
 
+    /// A job has ended; saved at the end of the round.
+    pub fn job_ended(&mut self, job: EndedJob, system_ms: u64) {
+        self.keeper.job_ended(job, system_ms);
+    }
+
+    /// A request of a client about jobs; saved at the end of the round.
+    pub fn job_request(&mut self, asker: ConnectionId, request: LedgerRequest, system_ms: u64) {
+        self.keeper.job_request(asker, request, system_ms);
+    }
+
+    /// Notices for sessions about jobs. Only after [`ScheduleRounds::end`]. While nothing can be saved, workers keep the
+    /// deliveries whose results were not saved, and clients wait.
+    pub fn take_notices(&mut self) -> Vec<(ConnectionId, JobNotice)> {
+        if self.has_failed {
+            let refused = self.keeper.take_notices().into_iter().map(|(asker, notice)| match notice {
+                JobNotice::Kept(result) => (asker, JobNotice::NotKept(result)),
+                notice => (asker, notice),
+            });
+            return refused.filter(|(_, notice)| matches!(notice, JobNotice::NotKept(_))).collect();
+        }
+        if self.is_failing { Vec::new() } else { self.keeper.take_notices() }
+    }
+
     /// An event of a shard about runs.
     pub fn event(&mut self, event: Event, now_ms: u64) {
         match event {
@@ -159,6 +183,7 @@ impl<S: Storage> ScheduleRounds<S> {
             self.damaged.extend(done.damaged);
         }
         self.look_at_clock(terms);
+        self.keeper.expire_results(terms.system_ms);
         if !terms.is_running {
             return Ok(Vec::new());
         }

@@ -2,7 +2,7 @@
 //!
 //! A put is a schedule, whose touch holds its progress, or a run in flight to its queue, which is settled when the
 //! queue has it. The number of a run is the ticket by which its queue detects duplicates. A third kind of put is a
-//! schedule that has ended.
+//! schedule that has ended. The others are about [jobs](crate::jobs).
 
 use std::sync::Arc;
 
@@ -16,12 +16,17 @@ use mqcore_journal::storage::Storage;
 use mqcore_scheduler::plan::{Plan, PlanProgress};
 use mqcore_scheduler::record::{FindCron, decode_plan, encode_plan};
 use mqcore_scheduler::scheduler::EntryId;
+use mqcore_session::jobs::Flow;
 
 use super::ended::EndedSchedule;
+use crate::jobs::record::{SavedResult, SavedStep, decode_flow, encode_flow};
 
 const SCHEDULE: u8 = 1;
 const RUN: u8 = 2;
 const ENDED: u8 = 3;
+const RESULT: u8 = 4;
+const FLOW: u8 = 5;
+const STEP: u8 = 6;
 /// Bytes of an encoded state.
 const STATE_BYTES: usize = 21;
 /// The key for the time at which the journal was created: a later journal numbers its runs anew.
@@ -67,6 +72,9 @@ pub(crate) struct SavedSchedules {
     pub(crate) schedules: Vec<SavedSchedule>,
     pub(crate) runs: Vec<SavedRun>,
     pub(crate) ended: Vec<EndedSchedule>,
+    pub(crate) results: Vec<(u64, SavedResult)>,
+    pub(crate) flows: Vec<(u64, Flow)>,
+    pub(crate) steps: Vec<(u64, SavedStep)>,
     pub(crate) unreadable: u64,
     pub(crate) epoch: u64,
     pub(crate) next: u64,
@@ -169,6 +177,27 @@ impl<S: Storage> ScheduleJournal<S> {
         Ok(())
     }
 
+    /// Buffers the result of a job.
+    pub(crate) fn put_result(&mut self, number: u64, result: &SavedResult) -> Result<(), JournalError> {
+        self.put(number, RESULT, &result.encode())
+    }
+
+    /// Buffers a flow of jobs.
+    pub(crate) fn put_flow(&mut self, number: u64, flow: &Flow) -> Result<(), JournalError> {
+        self.put(number, FLOW, &encode_flow(flow))
+    }
+
+    /// Buffers a job of a flow that has begun.
+    pub(crate) fn put_step(&mut self, number: u64, step: &SavedStep) -> Result<(), JournalError> {
+        self.put(number, STEP, &step.encode())
+    }
+
+    fn put(&mut self, number: u64, kind: u8, content: &[u8]) -> Result<(), JournalError> {
+        self.journal.put(number, 0, &[&[kind], content])?;
+        self.unsynced = true;
+        Ok(())
+    }
+
     /// Buffers the progress of a schedule.
     pub(crate) fn touch(&mut self, sequence: u64, state: &PlanProgress) -> Result<(), JournalError> {
         self.journal.touch(sequence, &state.encode())?;
@@ -232,6 +261,12 @@ pub enum RecordKind {
     Run,
     /// A schedule that has ended.
     Ended,
+    /// The result of a job.
+    Result,
+    /// A flow of jobs.
+    Flow,
+    /// A job of a flow that has begun.
+    Step,
 }
 
 /// The kind that a record states.
@@ -241,6 +276,9 @@ pub fn kind(payload: &[u8]) -> Option<RecordKind> {
         SCHEDULE => Some(RecordKind::Schedule),
         RUN => Some(RecordKind::Run),
         ENDED => Some(RecordKind::Ended),
+        RESULT => Some(RecordKind::Result),
+        FLOW => Some(RecordKind::Flow),
+        STEP => Some(RecordKind::Step),
         _ => None,
     }
 }
@@ -288,6 +326,9 @@ impl SavedSchedules {
                 let (id, terms) = (EntryId(reader.take()?), reader.take()?);
                 self.ended.push(EndedSchedule { sequence, id, terms });
             }
+            [RESULT] => self.results.push((sequence, SavedResult::decode(reader.0)?)),
+            [FLOW] => self.flows.push((sequence, decode_flow(reader.0)?)),
+            [STEP] => self.steps.push((sequence, SavedStep::decode(reader.0)?)),
             [kind] => return Err(format!("a record of kind {kind} is of a later version")),
         }
         Ok(())

@@ -141,6 +141,10 @@ impl EventmqSession {
             EmqpCommand::Schedule(schedule) => self.schedule(id, &schedule, true, commands),
             EmqpCommand::Unschedule(schedule) => self.schedule(id, &schedule, false, commands),
             EmqpCommand::Publish { topic, body, .. } => self.publish(id, topic, body, commands),
+            EmqpCommand::Await(job) => self.await_result(job),
+            EmqpCommand::Lookup(job) => self.look_up_job(id, job),
+            EmqpCommand::Cancel { job, queue, hard } => self.cancel_job(id, (job, queue, hard), commands),
+            EmqpCommand::Flow(flow) => self.begin_flow(id, flow, commands, output),
             EmqpCommand::Inform { kind: PeerKind::Scheduler, .. } => {
                 self.apply_as_scheduler(id, now, commands, output);
                 Ok(())

@@ -18,6 +18,7 @@ impl EventmqSession {
         body: &[u8],
         commands: &mut Vec<Command>,
     ) -> Result<(), String> {
+        self.note_progress(topic, body);
         let headers = header_line(topic).unwrap_or_default();
         let message = Message::from_parts(id, &headers, body, Properties::default(), self.client.clone());
         let topic = TopicName::new(topic).map_err(|error| error.to_string())?;

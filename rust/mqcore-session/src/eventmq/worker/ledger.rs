@@ -1,0 +1,72 @@
+//! The exchange of a worker's session with the ledger of jobs.
+
+use mqcore_broker::model::command::MessageId;
+use mqcore_broker::model::id::QueueAddress;
+use mqcore_broker::model::message::{Message, Properties};
+
+use super::{Results, Work};
+use crate::eventmq::job::JobOutcome;
+use crate::eventmq::ledger::{EndedJob, JobEnd};
+
+impl Work {
+    /// Gives a result to the ledger, which confirms it when it is saved. False if the ledger does not keep it.
+    pub(super) fn record_result(
+        &mut self,
+        id: &MessageId,
+        serial: u64,
+        body: &[u8],
+        outcome: JobOutcome,
+    ) -> bool {
+        let asker = self.registration.peer.connection;
+        let Some(ledger) = self.exchange.jobs().cloned() else { return false };
+        let Some(running) = self.job_mut(id, serial) else { return false };
+        let Some(ttl_ms) = running.ttl_ms else { return false };
+        running.results = Results::Recorded;
+        let (tag, timed) = (running.tag, running.wishes.timeout > 0);
+        if let Some(at) = running.due.take() {
+            self.due.remove(&(at, id.clone(), serial));
+        }
+        let Some(served) = self.queue(tag) else { return false };
+        // The outcome of a job that the broker does not keep has not been looked at.
+        let outcome = if outcome == JobOutcome::Done { JobOutcome::of(body, timed) } else { outcome };
+        let end = if outcome == JobOutcome::Done { JobEnd::Done } else { JobEnd::Failed };
+        let result = Message::from_parts(id, b"", body, Properties::default(), None);
+        ledger.ended(EndedJob { asker: Some(asker), queue: served.address.clone(), result, end, ttl_ms });
+        true
+    }
+
+    /// Tells the ledger that a job has failed without a result of a worker.
+    pub(super) fn record_failure(
+        &self,
+        id: &MessageId,
+        queue: &QueueAddress,
+        ttl_ms: Option<u64>,
+        body: &str,
+    ) {
+        if let (Some(ttl_ms), Some(ledger)) = (ttl_ms, self.exchange.jobs()) {
+            let result = Message::from_parts(id, b"", body.as_bytes(), Properties::default(), None);
+            ledger.ended(EndedJob { asker: None, queue: queue.clone(), result, end: JobEnd::Failed, ttl_ms });
+        }
+    }
+
+    pub(super) fn began(&self, id: &MessageId, queue: &QueueAddress) {
+        if let Some(ledger) = self.exchange.jobs() {
+            ledger.board().began(id, self.registration.peer.connection, queue);
+        }
+    }
+
+    pub(super) fn left(&self, id: &MessageId) {
+        if let Some(ledger) = self.exchange.jobs() {
+            ledger.board().left(id, self.registration.peer.connection);
+        }
+    }
+
+    pub(super) fn is_cancelled(&self, id: &MessageId, queue: &QueueAddress) -> bool {
+        self.exchange.jobs().is_some_and(|ledger| ledger.board().is_cancelled(id, queue))
+    }
+
+    /// Whether the worker runs this job and knows how to stop it.
+    pub(in crate::eventmq) fn can_stop(&self, job: &[u8]) -> bool {
+        self.counts && self.running.contains_key(&MessageId::from_slice(job))
+    }
+}
