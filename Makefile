@@ -325,6 +325,10 @@ docs: $(EXTENSION) ## build the documentation site into site/; fails on broken l
 	$(call step,documentation site)
 	@$(PY) tools/docs/build.py $(DOCS_FLAGS)
 
+.PHONY: new-user
+new-user: $(EXTENSION) $(DASHBOARD) ## follow the start page and the tutorial in a clean environment, and print how long they take
+	@PYTHONPATH=tests $(PY) -m new_user $(WHEEL)
+
 .PHONY: diagrams
 diagrams: $(ENVIRONMENT) ## draw changed diagrams of the documentation as SVG; needs npm and Chromium
 	@$(PY) tools/docs/diagrams.py

@@ -19,6 +19,7 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ from pathlib import Path
 from served import ROOT
 
 BLOCK = re.compile(r'^```(?P<kind>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^```$', re.DOTALL | re.MULTILINE)
-LIMIT = 60.0
+LIMIT = 40.0
 
 
 @dataclass(frozen=True)
@@ -172,8 +173,17 @@ class Reader:
                 # Readers look at the terminal before they use the other one.
                 terminal.expect('"event":"ready"')
             return terminal
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", text],
+        with tempfile.NamedTemporaryFile() as state:
+            # Later commands continue in the directory and with the path that these leave.
+            done = self._shell(f'{text}\nprintf \'%s\\0%s\' "$PWD" "$PATH" > {state.name}\n')
+            assert done.returncode == 0, f"exit code {done.returncode}:\n{text}\n{done.stdout}"
+            place, _, path = state.read().decode().partition("\0")
+        self.directory, self.environment["PATH"] = Path(place), path
+        return done.stdout
+
+    def _shell(self, script: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script],
             cwd=self.directory,
             env=self.environment,
             stdout=subprocess.PIPE,
@@ -182,10 +192,9 @@ class Reader:
             timeout=5 * LIMIT,
             check=False,
         )
-        assert done.returncode == 0, f"exit code {done.returncode}:\n{text}\n{done.stdout}"
-        return done.stdout
 
     def close(self) -> None:
         """End what still runs."""
         for terminal in self.terminals.values():
             terminal.kill()
+        self.terminals.clear()

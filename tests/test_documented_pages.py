@@ -21,6 +21,7 @@ from pathlib import Path
 import click
 import pytest
 
+import new_user
 from documented import BLOCK, Reader, Terminal, blocks, is_file, matches
 from mqcore.cli.program import root
 from ports import free_ports
@@ -28,7 +29,6 @@ from served import ROOT, clean_environment
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 SNIPPETS = ROOT / "docs" / "snippets"
-CHAPTERS = ("index", "embed", "decide", "consume", "retry", "test", "operate")
 OTHER_BROKERS = re.compile(r"^(?:import|from) (?:aio_pika|celery|faststream|redis)\b", re.MULTILINE)
 
 
@@ -71,11 +71,22 @@ def test_first_message_is_sent_as_the_start_page_says(reader: Reader) -> None:
 
 @pytest.mark.timeout(300)
 def test_tutorial_works_from_its_first_page_to_its_last(reader: Reader) -> None:
-    for chapter in CHAPTERS:
+    for chapter in new_user.CHAPTERS:
         reader.follow(f"tutorial/{chapter}.md")
     assert sum(reader.seconds.values()) < 30 * 60
 
 
+@pytest.mark.full("installs packages; the tests above follow the same pages in this environment")
+@pytest.mark.timeout(600)
+def test_new_user_sends_a_message_within_two_minutes_and_ends_the_tutorial_within_thirty(tmp_path: Path) -> None:
+    if not new_user.reachable():
+        pytest.skip("pip cannot download packages")
+    seconds = new_user.follow(new_user.pack(tmp_path), tmp_path)
+    assert seconds.pop("index.md") < new_user.FIRST_MESSAGE_SECONDS_MAX
+    assert sum(seconds.values()) < new_user.TUTORIAL_SECONDS_MAX
+
+
+@pytest.mark.timeout(200)
 @pytest.mark.parametrize("guide", ["rabbitmq", "redis", "celery", "faststream", "eventmq", "twino", "throttr"])
 def test_migration_guide_works_as_its_page_shows(guide: str, reader: Reader) -> None:
     reader.follow(f"migrate/{guide}.md")
@@ -83,7 +94,8 @@ def test_migration_guide_works_as_its_page_shows(guide: str, reader: Reader) -> 
 
 def test_every_migration_guide_is_followed() -> None:
     guides = {path.stem for path in (ROOT / "docs" / "migrate").glob("*.md")} - {"index"}
-    (followed,) = test_migration_guide_works_as_its_page_shows.pytestmark
+    marks = test_migration_guide_works_as_its_page_shows.pytestmark
+    (followed,) = [mark for mark in marks if mark.name == "parametrize"]
     assert guides == set(followed.args[1])
 
 
@@ -104,7 +116,7 @@ def test_programs_on_pages_are_the_files_that_are_checked_and_run() -> None:
 @pytest.mark.timeout(300)
 def test_type_checker_accepts_every_program_on_a_page(tmp_path: Path) -> None:
     # Chapters of the tutorial continue the programs of earlier ones, in one directory.
-    tutorial = [SNIPPETS / "tutorial" / chapter for chapter in CHAPTERS]
+    tutorial = [SNIPPETS / "tutorial" / chapter for chapter in new_user.CHAPTERS]
     others = {path.parent for path in SNIPPETS.rglob("*.py")} - set(tutorial)
     for folder in [*(chapter for chapter in tutorial if chapter.exists()), *sorted(others)]:
         target = tmp_path / ("tutorial" if folder in tutorial else folder.name)

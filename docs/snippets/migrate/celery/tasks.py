@@ -7,7 +7,7 @@ jobs = Jobs("emqp://127.0.0.1:47290")
 
 @jobs.task(retries=3, backoff=Backoff("1s"))
 def send_email(to: str, subject: str) -> int:
-    print("to", to, "attempt", current().attempt)
+    print(f"to {to}, attempt {current().attempt}")
     return len(subject)
 
 
