@@ -48,7 +48,7 @@ def render(python: Path, directory: Path, site: Path) -> None:
     and the site can be elsewhere in tests.
     """
     config = directory.parent / f"{directory.name}.yml"
-    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    text = staging.configuration(ROOT)
     text = text.replace("[tools/docs/docstrings.py]", f"[{ROOT / 'tools/docs/docstrings.py'}]")
     text = text.replace("paths: [python]", f"paths: [{ROOT / 'python'}]")
     config.write_text(f"{text}\ndocs_dir: {directory}\nsite_dir: {site}\n", encoding="utf-8")

@@ -132,9 +132,17 @@ def copy_pages(root: Path, stage: Path) -> None:
         shutil.copyfile(root / name, target)
 
 
+def configuration(root: Path) -> str:
+    """The text of mkdocs.yml, with a line in the navigation for each decision."""
+    text = (root / "mkdocs.yml").read_text(encoding="utf-8")
+    mark = "      - decisions/README.md\n"
+    pages = sorted((root / "docs" / "decisions").glob("[0-9]*.md"))
+    return text.replace(mark, mark + "".join(f"      - decisions/{page.name}\n" for page in pages))
+
+
 def navigation(root: Path) -> list[tuple[str, str, str]]:
     """Section, title and page of each line of the navigation in mkdocs.yml."""
-    lines = (root / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2].splitlines()
+    lines = configuration(root).partition("\nnav:\n")[2].splitlines()
     found, section = [], ""
     for line in lines:
         if heading := re.fullmatch(r"  - ([^:]+):", line):
