@@ -32,6 +32,7 @@ class Guarded:
         self.worker = self.token("worker", *WORKS)
         self.sender = self.token("sender", *SENDS)
         self.pusher = self.token("pusher", "push:*")
+        self.stranger = self.token("stranger", "push:default", "create:default")
 
     def token(self, name: str, *allow: str) -> str:
         return self.store.add_token(json.dumps({"name": name, "allow": allow}))[1]
@@ -112,6 +113,34 @@ def test_denied_action_is_reported(guarded: Guarded) -> None:
             worker.run()
     with Jobs(guarded.url, token=guarded.worker, timeout="30s") as jobs, pytest.raises(errors.AuthFailed):
         next(jobs.watch(timeout="30s"))
+
+
+def test_results_cancellations_and_flows_need_the_right_to_publish_to_the_queue(guarded: Guarded) -> None:
+    worker = guarded.url.replace("://", f"://{guarded.worker}@")
+    with (
+        Jobs(guarded.url, token=guarded.sender) as owner,
+        Jobs(guarded.url, token=guarded.stranger) as other,
+        working(worker, "--queues", "mail,default", "--pool", "thread"),
+    ):
+        done = owner.send("sample_jobs.add", [1, 1], queue="mail")
+        assert done.result(20) == 2
+        for ask in (lambda: other.result(done.id), lambda: other.state(done.id)):
+            with pytest.raises(errors.JobRefused, match="not allowed to push on mail"):
+                ask()
+        with pytest.raises(errors.JobRefused, match="not allowed to push on mail"):
+            other.cancel(done.id, queue="mail")
+        assert owner.result(done.id) == 2
+        step = owner.task(name="sample_jobs.add", queue="mail")(lambda left, right=1: left + right)
+        assert step.bind(1).then(step).enqueue().result(20) == 3
+        step = other.task(name="sample_jobs.add", queue="mail")(lambda left, right=1: left + right)
+        with pytest.raises(errors.JobRefused, match="not allowed to push on mail"):
+            step.bind(1).then(step).enqueue()
+    with Jobs(guarded.url, token=guarded.sender) as owner, Jobs(guarded.url, token=guarded.stranger) as other:
+        waits = owner.send("sample_jobs.add", [1, 1], queue="mail")
+        assert other.cancel(waits.id, queue="default"), "another job, which this client may cancel"
+        with working(worker, "--queues", "mail", "--pool", "thread"):
+            assert waits.result(20) == 2
+            assert owner.result(waits.id) == 2
 
 
 def test_revoked_token_ends_waiting_clients_and_a_new_token_works(guarded: Guarded) -> None:

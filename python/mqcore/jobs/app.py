@@ -87,6 +87,8 @@ class Schedule:
             nohaste=self.nohaste,
             run_count=self.runs,
             unique=headers.unique,
+            concurrency_key=headers.concurrency_key,
+            concurrency=headers.concurrency,
             interval_ms=_odd_milliseconds(self.interval),
             timezone=self.timezone,
             catch_up=self.catch_up,
@@ -209,6 +211,8 @@ class Jobs:
         result_ttl: Duration | None = 3600.0,
         priority: int = 0,
         unique: bool | str = False,
+        concurrency_key: str | None = None,
+        concurrency: int = 1,
         run_after: Duration | datetime | None = None,
         raises: tuple[type[Exception], ...] = (),
     ) -> TaskDecorator: ...

@@ -63,6 +63,11 @@ class TaskOptions:
     unique: bool | str = False
     """Reject a job while another one waits or runs in the queue: with `True`, one of the same task and arguments; with
     text, one with the same key. Requires a broker that supports it, such as mqcore."""
+    concurrency_key: str | None = None
+    """At most `concurrency` jobs of a queue with the same key run at a time, on all workers together. `None`: no limit.
+    Requires a broker that supports it, such as mqcore."""
+    concurrency: int = 1
+    """See `concurrency_key`. From 1 to 1,000,000."""
     run_after: Duration | datetime | None = None
     """Earliest start, as a time with a time zone or as a delay."""
     raises: tuple[type[Exception], ...] = ()
@@ -81,6 +86,13 @@ class TaskOptions:
             raise ConfigError(
                 f"invalid unique key {self.unique!r}; it must have 1 to {_NAME_BYTES_MAX} bytes when URL-quoted"
             )
+        if self.concurrency_key is not None and not 0 < len(_quoted(self.concurrency_key)) <= _NAME_BYTES_MAX:
+            raise ConfigError(
+                f"invalid concurrency_key {self.concurrency_key!r}; "
+                f"it must have 1 to {_NAME_BYTES_MAX} bytes when URL-quoted"
+            )
+        if not 1 <= self.concurrency <= 1_000_000:
+            raise ConfigError(f"concurrency must be from 1 to 1,000,000, not {self.concurrency}")
         if not isinstance(self.raises, tuple):
             name = getattr(self.raises, "__name__", "OutOfStock")
             raise ConfigError(f"raises must be a tuple of exceptions, such as raises=({name},); not {self.raises!r}")
@@ -105,6 +117,8 @@ class TaskOptions:
             priority=self.priority,
             unique=self._unique_key(name, args, kwargs),
             create_queue=True,
+            concurrency_key=_quoted(self.concurrency_key or ""),
+            concurrency=0 if self.concurrency_key is None else self.concurrency,
             result_ttl=math.ceil(seconds(self.result_ttl)) if self.keeps_result and self.result_ttl is not None else 0,
         )
 

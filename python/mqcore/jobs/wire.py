@@ -123,6 +123,9 @@ class Headers(msgspec.Struct, frozen=True):
     catch_up: str = ""
     create_queue: bool = False
     """Create the queue if it does not exist, instead of sending the job to ``default``. For mqcore's broker."""
+    concurrency_key: str = ""
+    """Key of which at most `concurrency` jobs of a queue run at a time; without commas. For mqcore's broker."""
+    concurrency: int = 0
     result_ttl: int = 0
     """Seconds for which the broker keeps the result; 0: not at all. For mqcore's broker."""
     unless_ended: bool = False
@@ -155,7 +158,11 @@ def _encode_headers(headers: Headers) -> bytes:
     words = ["reply-requested"] * headers.reply_requested + ["guarantee"] * headers.guarantee
     words += ["nohaste"] * headers.nohaste + ["create-queue"] * headers.create_queue
     words += ["unless-ended:1"] * headers.unless_ended
-    texts = (("timezone", headers.timezone), ("catch-up", headers.catch_up))
+    texts = (
+        ("timezone", headers.timezone),
+        ("catch-up", headers.catch_up),
+        ("concurrency", headers.concurrency_key),
+    )
     words += [f"{name}:{text}" for name, text in texts if text]
     numbers = (
         ("retry-count", headers.retry_count),
@@ -164,6 +171,7 @@ def _encode_headers(headers: Headers) -> bytes:
         ("run_count", headers.run_count),
         ("interval-ms", headers.interval_ms),
         ("result-ttl", headers.result_ttl),
+        ("concurrency-max", headers.concurrency),
     )
     words += [f"{name}:{number}" for name, number in numbers if number]
     words += [f"unique:{headers.unique}"] * bool(headers.unique)

@@ -542,3 +542,22 @@ fn returned_message_is_the_latest_of_those_with_its_id() {
         assert_eq!(deliveries.collect::<Vec<_>>(), (1..count).collect::<Vec<_>>());
     }
 }
+
+#[test]
+fn a_postponed_message_lets_others_pass_and_its_attempt_does_not_count() {
+    let (mut world, producer, one, _two) = siblings(Status::RoundRobin);
+    world.join_queues(&one, &[1], 1).unwrap();
+    for id in ["a", "b"] {
+        world.publish(&producer, "orders/1", id);
+    }
+    assert_eq!(world.delivered(), ["one:a"]);
+    let not_before = world.now.after(Duration::from_secs(1));
+    let refusal = Some(Nack::new("concurrency", Retry::Postponed(not_before)));
+    let word = Acknowledgement { refusal, ..World::word("orders/1", "a", None) };
+    world.command(&one, Command::Acknowledge(word));
+    assert_eq!(world.delivered(), ["one:b"]);
+    world.command(&one, Command::Acknowledge(World::word("orders/1", "b", None)));
+    assert!(world.delivered().is_empty());
+    world.advance(Duration::from_secs(1));
+    assert_eq!(world.delivered(), ["one:a"]);
+}

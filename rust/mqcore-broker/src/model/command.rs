@@ -204,6 +204,8 @@ pub enum Retry {
     /// At once, at its old position: the consumer returns a message that no program has seen. It does not count
     /// as an attempt, and the broker notifies neither the producer nor a handler.
     Unstarted,
+    /// The same, but not before this time: the consumer must not begin it now. Other messages pass it.
+    Postponed(Timestamp),
 }
 
 /// The receivers of a direct message.

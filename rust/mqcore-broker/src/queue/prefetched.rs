@@ -4,9 +4,13 @@ use crate::context::Context;
 use crate::model::decision::PutBack;
 use crate::model::entry::Entry;
 use crate::model::id::{ConnectionId, Tag};
+use crate::model::options::Status;
+use crate::model::time::Timestamp;
 use crate::queue::Queue;
+use crate::queue::delayed::Awaits;
 use crate::queue::delivery::{Delivery, Disposition, Released};
 use crate::queue::members::ConsumerKey;
+use crate::queue::ready::Unlisted;
 
 impl Queue {
     /// A consumer needs more time for a delivery: its timeout starts again. No effect if the consumer does not
@@ -39,13 +43,13 @@ impl Queue {
         // The newest goes first, because each is put before all others.
         for key in unstarted.collect::<Vec<_>>().into_iter().rev() {
             let delivery = self.deliveries.take(key);
-            self.returned(&delivery, context);
+            self.returned(&delivery, context.now, context);
         }
     }
 
-    /// A consumer returns a message that no program has seen. It is requeued at its old position, and the attempt
-    /// does not count. If other consumers have the message too, they decide what happens to it.
-    pub(crate) fn returned(&mut self, delivery: &Delivery, context: &mut Context<'_>) {
+    /// A consumer returns a message that no program has seen. It is requeued at its old position, at once or at
+    /// `not_before`, and the attempt does not count. If other consumers have the message too, they decide what happens to it.
+    pub(crate) fn returned(&mut self, delivery: &Delivery, not_before: Timestamp, context: &mut Context<'_>) {
         if delivery.consumer.terms.window > 0 {
             self.schedule(context);
         }
@@ -56,13 +60,23 @@ impl Queue {
             return self.close(released, context);
         }
         let Released { held, .. } = released;
-        self.requeue_unstarted(held.entry, context);
+        self.requeue_unstarted(held.entry, not_before, context);
         self.schedule(context);
     }
 
     /// Requeues a message at its old position as if it had not been delivered.
-    fn requeue_unstarted(&mut self, mut entry: Entry, context: &mut Context<'_>) {
+    fn requeue_unstarted(&mut self, mut entry: Entry, not_before: Timestamp, context: &mut Context<'_>) {
         entry.attempts = entry.attempts.saturating_sub(1);
+        let is_live = entry.deadline > context.now;
+        if not_before > context.now
+            && is_live
+            && matches!(self.metadata.options.status, Status::RoundRobin | Status::Push | Status::Paused)
+        {
+            // Not recorded: after a crash, it has its old position and is postponed again.
+            let level = entry.level();
+            let awaits = Awaits::Attempt(PutBack::Start);
+            return self.delay(Unlisted::InMemory(entry), level, not_before, awaits, context);
+        }
         self.put_back(entry, PutBack::Start, context.now, context);
     }
 }

@@ -34,10 +34,15 @@ impl Queue {
         context: &mut Context<'_>,
     ) -> bool {
         let key = (consumer, acknowledgement.tag);
-        if acknowledgement.refusal.as_deref().is_some_and(|nack| nack.retry == Retry::Unstarted) {
+        let not_before = match acknowledgement.refusal.as_deref().map(|nack| nack.retry) {
+            Some(Retry::Unstarted) => Some(context.now),
+            Some(Retry::Postponed(time)) => Some(time),
+            _ => None,
+        };
+        if let Some(not_before) = not_before {
             let newest = self.deliveries.take_newest_of(&acknowledgement.message_id, key);
             let Some(delivery) = newest else { return false };
-            self.returned(&delivery, context);
+            self.returned(&delivery, not_before, context);
             return true;
         }
         let Some(delivery) = self.deliveries.take_oldest_of(&acknowledgement.message_id, key) else {

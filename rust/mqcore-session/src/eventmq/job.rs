@@ -220,6 +220,11 @@ impl<'a> DeliveredJob<'a> {
         super::ledger::result_ttl(self.text)
     }
 
+    /// Its key, and how many jobs of the key run at a time.
+    pub(super) fn concurrency(&self) -> Option<(&'a [u8], u32)> {
+        super::ledger::concurrency(self.text)
+    }
+
     /// The queue for its result, if its client named one.
     pub(super) fn result_queue(&self) -> Option<QueueAddress> {
         result_queue(result_queue_name(self.text)?).ok()

@@ -23,7 +23,7 @@ use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::eventmq::headers::Headers;
 use smallvec::SmallVec;
 
-use self::answers::{cancelled_job, client_of, failed_job, lost_job, lost_result, settlement};
+use self::answers::{client_of, failed_job, lost_job, lost_result, settlement};
 use super::job::{self, DeliveredJob, JobOutcome};
 use super::ledger::cancelled_result;
 use super::shared::{EventmqShared, QueueTally, Registration, Worker};
@@ -233,13 +233,7 @@ impl Work {
         let handed = DeliveredJob::of(deliver);
         let wishes = handed.wishes;
         let id = MessageId::from_slice(deliver.message.id());
-        if self.counts {
-            self.began(&id, &deliver.queue);
-        }
-        if self.is_cancelled(&id, &deliver.queue) {
-            self.left(&id);
-            commands.extend(client_of(deliver, wishes).map(|client| cancelled_job(client, &id)));
-            commands.push(settlement(&deliver.queue, deliver.tag, id, None));
+        if !self.admits(&id, deliver, &handed, now, commands) {
             self.has_room |= self.slots().give(SLOTS_MAX).is_some();
             return;
         }

@@ -225,6 +225,10 @@ impl Ledger {
         let id = result.id.clone();
         if let Some(before) = self.results.remove(&id) {
             self.forget_place(&before);
+            if before.result.end == JobEnd::Cancelled && result.end != JobEnd::Cancelled {
+                // The cancelled job was one of another queue.
+                self.board.forget(&id);
+            }
             self.changes.push_back(Change::Settle(before.number));
         }
         self.bytes += result.body.len() + RESULT_OVERHEAD;

@@ -1,14 +1,45 @@
 //! The exchange of a worker's session with the ledger of jobs.
 
-use mqcore_broker::model::command::MessageId;
+use std::time::Duration;
+
+use mqcore_broker::model::command::{Command, MessageId, Retry};
+use mqcore_broker::model::effect::Deliver;
 use mqcore_broker::model::id::QueueAddress;
 use mqcore_broker::model::message::{Message, Properties};
+use mqcore_broker::model::time::Timestamp;
 
+use super::answers::{cancelled_job, client_of, settlement};
 use super::{Results, Work};
-use crate::eventmq::job::JobOutcome;
+use crate::eventmq::job::{DeliveredJob, JobOutcome};
 use crate::eventmq::ledger::{EndedJob, JobEnd};
 
 impl Work {
+    /// Whether the worker gets a job now. Otherwise its key has no room, or it is cancelled.
+    pub(super) fn admits(
+        &self,
+        id: &MessageId,
+        deliver: &Deliver,
+        handed: &DeliveredJob<'_>,
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+    ) -> bool {
+        let limit = handed.concurrency();
+        if (self.counts || limit.is_some())
+            && let Err(delay) = self.began(id, &deliver.queue, limit)
+        {
+            let postponed = Some(("concurrency", Retry::Postponed(now.after(delay))));
+            commands.push(settlement(&deliver.queue, deliver.tag, id.clone(), postponed));
+            return false;
+        }
+        if !self.is_cancelled(id, &deliver.queue) {
+            return true;
+        }
+        self.left(id);
+        commands.extend(client_of(deliver, handed.wishes).map(|client| cancelled_job(client, id)));
+        commands.push(settlement(&deliver.queue, deliver.tag, id.clone(), None));
+        false
+    }
+
     /// Gives a result to the ledger, which confirms it when it is saved. False if the ledger does not keep it.
     pub(super) fn record_result(
         &mut self,
@@ -49,10 +80,14 @@ impl Work {
         }
     }
 
-    pub(super) fn began(&self, id: &MessageId, queue: &QueueAddress) {
-        if let Some(ledger) = self.exchange.jobs() {
-            ledger.board().began(id, self.registration.peer.connection, queue);
-        }
+    pub(super) fn began(
+        &self,
+        id: &MessageId,
+        queue: &QueueAddress,
+        limit: Option<(&[u8], u32)>,
+    ) -> Result<(), Duration> {
+        let Some(ledger) = self.exchange.jobs() else { return Ok(()) };
+        ledger.board().began(id, self.registration.peer.connection, queue, limit)
     }
 
     pub(super) fn left(&self, id: &MessageId) {
