@@ -5,7 +5,7 @@ from typing import Annotated, TypedDict
 
 from mqcore import App, Backoff, Broker, Depends, Retry
 
-app = App(name="billing")
+app = App(Broker(), name="billing")  # a broker of its own; usually the URL of one
 
 
 class Order(TypedDict):
@@ -29,11 +29,6 @@ def report(total: float) -> None:
     app.stop()
 
 
-async def main() -> None:
-    """Run the app on an embedded broker. A program of its own is run by `mqcore run shop:app`."""
-    async with Broker() as broker, broker.client() as client:
-        app.locate(broker)
-        await app.serve(on_ready=lambda: client.publish("orders/1001", {"sku": "A-100", "quantity": 2}))
-
-
-asyncio.run(main())
+if __name__ == "__main__":  # or: mqcore run examples.app:app
+    order = Order(sku="A-100", quantity=2)
+    asyncio.run(app.serve(on_ready=lambda: app.publish("orders/1001", order)))

@@ -432,6 +432,18 @@ async def test_serve_ends_when_a_handler_stops_the_app() -> None:
         assert not app.is_running
 
 
+async def test_app_starts_an_embedded_broker_that_does_not_run_and_stops_only_that() -> None:
+    broker = mqcore.Broker()
+    async with App(broker) as app:
+        assert broker.is_running
+        await app.client.create_queue("orders/1")
+    assert not broker.is_running
+    async with mqcore.Broker() as running:
+        async with App(running):
+            pass
+        assert running.is_running
+
+
 async def test_serve_raises_when_the_client_gives_up_reconnecting() -> None:
     broker = mqcore.Broker(listen="tmqp://127.0.0.1:0")
     broker.start()

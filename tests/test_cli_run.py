@@ -267,7 +267,8 @@ def test_unreachable_broker_ends_one_process_and_is_tried_again_by_several(shop:
     with running("shop:app", "--workers", "2", cwd=shop, url=url) as app:
         wait_until(lambda: app.stderr.count("starting it again in 1.0 s") == 2, limit=30, what="two failures")
         with serving("--listen", f"tmqp://127.0.0.1:{port}"):
-            assert app.ready()["workers"] == 2
+            ready = app.ready()
+            assert (ready["app"], len(ready["pids"])) == ("billing", 2)
 
 
 def test_url_and_token_of_the_command_line_count(shop: Path, broker: ServedBroker) -> None:

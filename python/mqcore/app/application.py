@@ -32,8 +32,9 @@ _DECLARE: Final = ("create", "update", "check")
 class App(Group):
     """Subscribers, publishers and request handlers of a program.
 
-    - `broker`: the URL or URLs of a broker, or an embedded `mqcore.Broker`. Default: the environment variable
-      MQCORE_URL, else ``tmqp://127.0.0.1:2622``.
+    - `broker`: the URL or URLs of a broker, or an embedded `mqcore.Broker`. An embedded one that does not run is
+      started and stopped with the app. Default: the environment variable MQCORE_URL, else
+      ``tmqp://127.0.0.1:2622``.
     - `name`: the name of its client; messages to ``@name:NAME`` reach its request handlers.
     - `lifespan`: an async context manager that gets the app. It is entered when the app is connected, before messages
       arrive, and left when all handlers have ended. A mapping that it yields is added to `state`.

@@ -74,6 +74,8 @@ class Run:
         """Connect, check queues, enter the lifespan, make the dependencies of scope ``app``, and consume."""
         async with AsyncExitStack() as opening:
             target, options = _target(self._broker, self._options)
+            if getattr(target, "is_running", True) is False and isinstance(target, AbstractAsyncContextManager):
+                await opening.enter_async_context(target)
             client = connect(target, **options)
             self.client = await opening.enter_async_context(client)
             opening.callback(self._end_threads)

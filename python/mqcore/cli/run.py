@@ -118,5 +118,6 @@ def serve(app: App, *, broker: str | None, token: str | None, drain_timeout: flo
 
 
 def _print_ready(app: App) -> None:
-    ready: dict[str, Any] = {"event": "ready", "app": app.name, "consumes": app.consumes, "pid": os.getpid()}
+    pid = os.getpid()
+    ready: dict[str, Any] = {"event": "ready", "app": app.name, "consumes": app.consumes, "pid": pid, "pids": [pid]}
     print(json.dumps(ready, separators=(",", ":")), flush=True)

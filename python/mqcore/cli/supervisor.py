@@ -38,10 +38,11 @@ class _Worker:
 
     def __init__(self, place: int) -> None:
         self.place = place
+        self.ready: dict[str, Any] = {}
+        """The ready line of its first process that was ready."""
         self.process: subprocess.Popen[str] | None = None
         self.started = 0.0
         self.is_ready = False
-        self.was_ready = False
         self.failures = 0
         """Ends with an error since it last ran steadily."""
         self.next_start: float | None = 0.0
@@ -103,7 +104,7 @@ class Supervisor:
                 self._ended(worker, code, now)
             if worker.process is None and worker.next_start is not None and worker.next_start <= now:
                 self._start(worker)
-        if not self._is_announced and all(worker.was_ready for worker in self._workers):
+        if not self._is_announced and all(worker.ready for worker in self._workers):
             self._announce()
         waits = any(worker.is_running or worker.next_start is not None for worker in self._workers)
         return self._code is ExitCode.DONE and (waits or self._reload)
@@ -126,7 +127,8 @@ class Supervisor:
         """Read the ready line of a process, and pass on everything else that its program prints."""
         for line in stream:
             if line.startswith(_READY) and not worker.is_ready:
-                worker.is_ready = worker.was_ready = True
+                worker.is_ready = True
+                worker.ready = worker.ready or json.loads(line)
             else:
                 sys.stdout.write(line)
                 sys.stdout.flush()
@@ -134,7 +136,7 @@ class Supervisor:
     def _announce(self) -> None:
         self._is_announced = True
         pids = [worker.process.pid for worker in self._workers if worker.process is not None]
-        ready = {"event": "ready", "app": self._app, "workers": len(self._workers), "pid": os.getpid(), "pids": pids}
+        ready = self._workers[0].ready | {"pid": os.getpid(), "pids": pids}
         print(json.dumps(ready, separators=(",", ":")), flush=True)
 
     def _ended(self, worker: _Worker, code: int, now: float) -> None:
@@ -147,7 +149,7 @@ class Supervisor:
         if self._reload:
             _LOG.error("worker %d ended with %s; it is started again after the next change", worker.place, _shown(code))
             return
-        if not worker.was_ready and code in _PERMANENT:
+        if not worker.ready and code in _PERMANENT:
             self._code = ExitCode(code)
             return
         worker.failures = 1 if lived >= _STEADY_SECONDS else worker.failures + 1
@@ -177,7 +179,8 @@ class Supervisor:
             if time.monotonic() > deadline:
                 for worker in running:
                     _LOG.error("worker %d did not stop; it is killed", worker.place)
-                    _send(worker, signal.SIGKILL)
+                    if worker.process is not None:
+                        worker.process.kill()
                 deadline = time.monotonic() + _KILL_SECONDS
             time.sleep(_POLL_SECONDS)
         for worker in self._workers:
