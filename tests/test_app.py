@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import mqcore
+import mqcore.app.running
 from app_types import Customer, Invoice, Order, Stock, until
 from mqcore import App, Client, Delivered, Group, QueueOptions, errors
 from mqcore.app import CallNext, Outgoing
@@ -416,6 +417,54 @@ async def test_handler_that_outlasts_the_drain_timeout_is_cancelled_and_its_mess
                 assert (await anext(messages)).attempt == 2
 
 
+async def test_request_that_outlasts_the_drain_timeout_is_cancelled() -> None:
+    started, ended = asyncio.Event(), asyncio.Event()
+    async with mqcore.Broker() as broker, broker.client() as client:
+        app = App(broker, name="slow", drain_timeout="50ms")
+
+        @app.on_request()
+        async def handle(body: str) -> None:
+            started.set()
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.set()
+
+        async with app:
+            asking = asyncio.create_task(client.request("@name:slow", "x", timeout="2s"))
+            await asyncio.wait_for(started.wait(), 10)
+        assert ended.is_set()
+        with pytest.raises(errors.MqcoreError):
+            await asking
+
+
+async def test_stop_leaves_a_handler_behind_that_ignores_its_cancellation(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mqcore.app.running, "_CANCEL_SECONDS", 0.05)
+    started, release, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    async with mqcore.Broker() as broker:
+        app = App(broker, drain_timeout="50ms")
+
+        @app.subscriber("orders/1")
+        async def handle(body: str) -> None:
+            started.set()
+            while not release.is_set():
+                try:
+                    await release.wait()
+                except asyncio.CancelledError:
+                    continue
+            ended.set()
+
+        async with app:
+            await app.publish("orders/1", "x")
+            await asyncio.wait_for(started.wait(), 10)
+        assert "do not end when cancelled: 1" in caplog.text
+        release.set()
+        await asyncio.wait_for(ended.wait(), 10)
+        await asyncio.sleep(0)
+
+
 async def test_serve_ends_when_a_handler_stops_the_app() -> None:
     async with mqcore.Broker() as broker:
         app = App(broker)
@@ -444,12 +493,13 @@ async def test_app_starts_an_embedded_broker_that_does_not_run_and_stops_only_th
         assert running.is_running
 
 
-async def test_serve_raises_when_the_client_gives_up_reconnecting() -> None:
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_serve_raises_when_the_client_gives_up_reconnecting(concurrency: int) -> None:
     broker = mqcore.Broker(listen="tmqp://127.0.0.1:0")
     broker.start()
     app = App(broker.listeners[0], reconnect_attempts=1, backoff_first="10ms", connect_timeout="1s")
 
-    @app.subscriber("orders/1")
+    @app.subscriber("orders/1", concurrency=concurrency)
     async def handle(body: str) -> None: ...
 
     ready = asyncio.Event()

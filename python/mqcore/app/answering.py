@@ -91,14 +91,24 @@ class Answers:
                 self._answering[task] = (handler.gate, typed)
                 task.add_done_callback(self._answered)
         finally:
-            if self._answering:
-                await asyncio.wait(tuple(self._answering))
+            await self._finish()
         if not self._is_stopping:
             raise errors.ConnectionLost(
                 "the handlers of requests receive nothing more, because the client was closed or has given up "
                 "reconnecting; start the app again, or raise reconnect_attempts",
                 sent=False,
             )
+
+    async def _finish(self) -> None:
+        """Wait for running handlers. If this is cancelled, cancel them."""
+        while self._answering:
+            try:
+                await asyncio.wait(tuple(self._answering))
+            except asyncio.CancelledError:
+                for task in self._answering:
+                    task.cancel()
+                await asyncio.wait(tuple(self._answering))
+                raise
 
     async def _without_handler(self, request: Request[bytes]) -> None:
         known = ", ".join(str(each) for each in self._handlers)

@@ -27,6 +27,8 @@ from mqcore.client.options import ConnectOptions, EmbeddedBroker, PublishOptions
 __all__ = ["Run", "outgoing", "publishing"]
 
 _LOG: Final = logging.getLogger("mqcore.app")
+_CANCEL_SECONDS: Final = 5.0
+"""Time for cancelled handlers to end."""
 
 
 class Run:
@@ -232,7 +234,11 @@ class Run:
                 )
                 for task in unfinished:
                     task.cancel()
-                await asyncio.gather(*unfinished, return_exceptions=True)
+                _, stuck = await asyncio.wait(unfinished, timeout=_CANCEL_SECONDS)
+                if stuck:
+                    _LOG.error("%r leaves handlers behind that do not end when cancelled: %d", self._app, len(stuck))
+            # Their exceptions were reported; asyncio would report those of the others again.
+            _ = [task.exception() for task in tasks if task.done() and not task.cancelled()]
             for task in self._watching:
                 task.cancel()
             await asyncio.gather(*self._watching, return_exceptions=True)
