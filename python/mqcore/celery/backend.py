@@ -12,10 +12,10 @@ from celery import states
 from celery.backends.asynchronous import AsyncBackendMixin, BaseResultConsumer
 from celery.backends.base import BaseKeyValueStoreBackend
 from celery.exceptions import ImproperlyConfigured
-from kombu.utils.encoding import bytes_to_str
 from kombu.utils.functional import retry_over_time
 
 from mqcore import errors
+from mqcore.celery.chords import Chords
 from mqcore.celery.endpoint import Endpoint, tls_context
 from mqcore.celery.store import Store, Subscription
 
@@ -210,7 +210,6 @@ class Backend(BaseKeyValueStoreBackend, AsyncBackendMixin):
 
     supports_autoexpire = True
     supports_native_join = True
-    implements_incr = True
     # Values are bytes.
     supports_result_compression = True
 
@@ -224,7 +223,7 @@ class Backend(BaseKeyValueStoreBackend, AsyncBackendMixin):
         self.endpoint = _endpoint(url or "mqcore://", settings)
         self.store = Store(self.endpoint)
         self._retries = {**_RETRIES, **(settings.get("retry_policy") or {})}
-        self._part = threading.local()
+        self.chords = Chords(self)
         self.result_consumer = self.ResultConsumer(
             self, self.app, self.accept, self._pending_results, self._pending_messages
         )
@@ -265,15 +264,24 @@ class Backend(BaseKeyValueStoreBackend, AsyncBackendMixin):
         """Replace the time to live of a value; 0: it does not expire."""
         self.ensure(self.store.keep, key, value or None)
 
-    def incr(self, key: bytes) -> int:
-        """Count a part of a chord, each once, and return the number of parts."""
-        part = getattr(self._part, "id", "")
-        return self.ensure(self.store.count, key, bytes_to_str(part).encode(), self.chord_expires or None)
+    # --- chords ----------------------------------------------------------------------------------------------------
+
+    def apply_chord(self, header_result_args: Sequence[Any], body: Any, **options: Any) -> None:
+        """Store the structure of a chord's header."""
+        self.ensure_chords_allowed()
+        self.app.GroupResult(*header_result_args).save(backend=self)
+
+    def set_chord_size(self, group_id: str, chord_size: int) -> None:
+        """Store the number of parts of a chord."""
+        self.chords.set_size(group_id, chord_size)
+
+    def add_to_chord(self, chord_id: str, result: Any) -> None:
+        """Add a part to a chord that has begun."""
+        self.chords.add(chord_id, result.id)
 
     def on_chord_part_return(self, request: Any, state: str, result: object, **options: Any) -> None:
-        """Count a finished part of a chord, and start the body after the last one."""
-        self._part.id = request.id
-        super().on_chord_part_return(request, state, result, **options)
+        """Count a part of a chord, and start the body after the last one."""
+        self.chords.part_returned(request, state, result)
 
     def __reduce__(self, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         return super().__reduce__(args, {**(kwargs or {}), "url": self.url})

@@ -24,7 +24,7 @@ __all__ = ["KEY_BYTES_MAX", "Store", "Subscription"]
 KEY_BYTES_MAX: Final = 255
 """Length of a key in bytes."""
 
-_UPDATE, _PURGE, _SET, _GET = 0x03, 0x04, 0x05, 0x06
+_QUERY, _UPDATE, _PURGE, _SET, _GET = 0x02, 0x03, 0x04, 0x05, 0x06
 _SUBSCRIBE, _UNSUBSCRIBE, _PUBLISH, _WHOAMI = 0x11, 0x12, 0x13, 0x18
 _CONSUME_ALL: Final = 0xC1
 _TIME_TO_LIVE, _REPLACE, _FIXED_WINDOW, _TAKE = 1, 0, 0, 0
@@ -175,8 +175,8 @@ class Store:
         with self._connected() as wire:
             return [None if head is None else self._whole(wire, key, head) for key, head in self._heads(wire, keys)]
 
-    def put(self, key: bytes, value: bytes, seconds: float | None) -> None:
-        """Store a value for so long (`None`: for ever), and publish it to the channel of the same name.
+    def put(self, key: bytes, value: bytes, seconds: float | None, publish: bool = True) -> None:
+        """Store a value for so long (`None`: for ever), and `publish` it to the channel of the same name.
 
         Raises `TooLarge`, and `ConfigError` for a time that the listener cannot express.
         """
@@ -194,13 +194,12 @@ class Store:
                 parts = [value[at : at + room] for at in range(0, len(value), room)]
                 data = [_set(wire, _part_key(name, number), part, unit, ttl) for number, part in enumerate(parts)]
                 head = _PARTS + name + b":" + str(len(parts)).encode()
-            data += [
-                _set(wire, key, head, unit, ttl),
-                bytes([_PUBLISH, len(key)]) + wire.number(len(head)) + key + head,
-            ]
+            data.append(_set(wire, key, head, unit, ttl))
+            stored = len(data)
+            if publish:
+                data.append(bytes([_PUBLISH, len(key)]) + wire.number(len(head)) + key + head)
             wire.send(b"".join(data))
-            answers = wire.read(len(data))
-            if 0 in answers[:-1]:
+            if 0 in wire.read(len(data))[:stored]:
                 raise errors.LimitExceeded(f"{self._endpoint} did not store {key!r}; it has reached a limit", 482)
 
     def remove(self, key: bytes) -> None:
@@ -246,10 +245,15 @@ class Store:
                 raise errors.Unacceptable(f"{key!r} is not a counter at {self._endpoint}; remove it", 406)
             return most - remaining
 
-    def check(self, seconds: float | None) -> None:
-        """Connect, and check that the listener can express a time to live. Raises `ConfigError`."""
+    def counted(self, key: bytes) -> int:
+        """Return the number of events; 0 if there is no counter."""
         with self._connected() as wire:
-            self._lifetime(wire, seconds)
+            wire.send(bytes([_QUERY]) + _named(key))
+            if wire.read(1) == b"\x00":
+                return 0
+            remaining = wire.read_number()
+            wire.read(1 + wire.width)
+            return min(wire.value_max, _COUNT_MAX) - remaining
 
     def close(self) -> None:
         """Close the connection; the next call opens another one."""
