@@ -63,7 +63,7 @@ async def test_app_that_may_only_consume_works_and_keeps_failed_messages(
         assert "cannot check queue orders/1: the client lacks the permission" in caplog.text
 
 
-async def test_app_without_the_right_to_create_a_queue_says_so(secured: tuple[str, str, str]) -> None:
+async def test_app_without_the_right_to_create_a_queue_does_not_start(secured: tuple[str, str, str]) -> None:
     url, _, few = secured
     app = App(url, token=few)
 

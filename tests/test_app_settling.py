@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import mqcore
 from app_types import Order, until
+from depth import SEED, by_depth
 from mqcore import AckPolicy, App, Backoff, Delivered, QueueOptions, Retry, errors
 from mqcore.app import BadBody, Reject
 from mqcore.config import BrokerConfig
@@ -321,3 +323,41 @@ async def test_batch_that_fails_is_rejected_except_for_what_it_settled() -> None
         await mq.settle()
         stats = mq.stats().queue("orders/1")
         assert (stats.acks, stats.negative_acks, stats.delayed) == (1, 2, 2)
+
+
+async def test_settle_waits_for_all_handlers_of_a_chain() -> None:
+    """Random concurrency, delays and failures; nothing may be left when `settle` returns."""
+    choices = random.Random(SEED)
+    for _ in range(by_depth(10, 60)):
+        app = App()
+        done: list[int] = []
+        retry = Retry(3, backoff=Backoff("1m", jitter=0))
+        several = choices.choice([1, 3])
+
+        @app.subscriber("a/1", concurrency=several, prefetch=choices.choice([3, 100]), retry=retry)
+        @app.publisher("b/1")
+        async def first(body: int, message: Delivered[int]) -> int:
+            if choices.random() < 0.3:
+                await asyncio.sleep(choices.random() / 500)
+            if body % 5 == 0 and message.attempt == 1:
+                raise ValueError("once")
+            return body
+
+        @app.subscriber("b/1", concurrency=2)
+        @app.publisher("c/1")
+        def second(body: int) -> int:
+            return body
+
+        @app.batch_subscriber("c/1", max=7, wait=choices.choice([0, 0.002]), concurrency=several)
+        async def third(bodies: list[int]) -> None:
+            await asyncio.sleep(0)
+            done.extend(bodies)  # noqa: B023 (called in this round)
+
+        count = choices.randrange(1, 40)
+        async with TestBroker(app) as mq:
+            for number in range(count):
+                await app.publish("a/1", number, confirm=choices.random() < 0.5)
+            await mq.settle()
+            assert sorted(done) == [number for number in range(count) if number % 5]
+            await mq.clock.advance(minutes=2)
+            assert sorted(done) == list(range(count))
