@@ -285,6 +285,10 @@ bench-peers: $(ENVIRONMENT) ## compare mqcore with other brokers, which it insta
 	$(call step,comparison with other brokers)
 	@PYTHONPATH=benches $(PY) -m peers --scratch '$(PEERS_SCRATCH)' --load '$(LOAD)' $(PEERS_FLAGS)
 
+.PHONY: bench-celery
+bench-celery: $(ENVIRONMENT) ## compare Celery on mqcore with Celery on Redis and RabbitMQ; CELERY_FLAGS=--rounds=1
+	@PYTHONPATH=benches $(PY) benches/celery_transports.py $(CELERY_FLAGS)
+
 .PHONY: bench-peers-publish
 bench-peers-publish: $(ENVIRONMENT) ## write table and plots of the last comparison into docs
 	@PYTHONPATH=benches $(PY) -m peers --publish '$(PEERS_SCRATCH)/results/results.json'
@@ -338,6 +342,10 @@ SEEDS ?= 2000
 .PHONY: promises
 promises: $(EXTENSION) ## run SEEDS (2000) random plans against the promises, or replay and shrink one: SEED=number
 	@PYTHONPATH=tests $(PY) -m promises.search $(if $(SEED),--seed $(SEED) --shrink,--seeds $(SEEDS))
+
+.PHONY: celery-suites
+celery-suites: $(EXTENSION) ## run the integration tests of kombu and Celery, which it downloads, against mqcore
+	@PYTHONPATH=tests $(PY) tests/celery_suites.py
 
 .PHONY: promises-planted
 promises-planted: $(EXTENSION) ## reintroduce repaired bugs in a copy of the project, and check that `make promises` finds each

@@ -435,7 +435,7 @@ def test_a_listener_of_another_protocol_is_named(scheme: str) -> None:
 def test_credentials_are_checked_and_permissions_apply(tmp_path: Path) -> None:
     data = str(tmp_path / "data")
     command = [sys.executable, "-m", "mqcore", "token", "create"]
-    rules = ["create:tasks", "push:tasks", "join:tasks", "receive:tasks*"]
+    rules = ["create:tasks", "push:tasks", "join:tasks", "receive:tasks*", "publish,subscribe:kombu:jobs*"]
     allowed = [part for rule in rules for part in ("--allow", rule)]
     made = subprocess.run(
         [*command, "worker", *allowed, "--data-dir", data], check=True, capture_output=True, text=True
@@ -447,11 +447,18 @@ def test_credentials_are_checked_and_permissions_apply(tmp_path: Path) -> None:
         with kombu.Connection(f"mqcore://nobody:wrong@{address}") as stranger, expected:
             stranger.ensure_connection(max_retries=3)
         options = {"policy": "memory"}
-        with kombu.Connection(f"mqcore://{token}@{address}", transport_options=options) as connection:
+        with kombu.Connection(f"mqcore://:{token}@{address}", transport_options=options) as connection:
+            assert token not in connection.as_uri()
             publish(connection, "x", "", "tasks", declare=[kombu.Queue("tasks", routing_key="tasks")])
             with pytest.raises(errors.Unauthorized):
                 publish(connection, "x", "", "secret")
             assert receive(connection, kombu.Queue("tasks", routing_key="tasks")) == ["x"]
+            jobs = kombu.Queue("tasks", kombu.Exchange("jobs"), routing_key="k")
+            jobs(connection.default_channel).declare()
+            publish(connection, "y", "jobs", "k")
+            assert receive(connection, jobs) == ["y"]
+            with pytest.raises(errors.Unauthorized, match="not allowed to subscribe"):
+                kombu.Queue("tasks", kombu.Exchange("other"))(connection.default_channel).declare()
 
 
 def test_tls_is_verified(tmp_path: Path) -> None:

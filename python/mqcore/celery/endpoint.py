@@ -34,11 +34,13 @@ class Endpoint:
 
 
 def token_of(user: str | None, password: str | None) -> str | None:
-    """Return the credentials for the handshake: a token alone stands where a URL has the user."""
-    if not user:
-        return None
-    if not password:
-        return user
+    """Return the credentials for the handshake.
+
+    A token is a password without a user, because kombu hides passwords when it logs a URL. A user without a password
+    is taken as a token, too.
+    """
+    if not user or not password:
+        return password or user or None
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
