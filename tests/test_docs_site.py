@@ -121,6 +121,7 @@ def test_index_for_language_models_links_to_every_page(staged: Path, builder: An
     full = (staged / "llms-full.txt").read_text()
     assert "\n# Delivery\n" in full
     assert "\n## mqcore serve\n" in full
+    assert "<code>" not in full
 
 
 def test_a_page_without_an_entry_in_the_navigation_is_an_error(builder: Any, tmp_path: Path) -> None:
@@ -180,6 +181,18 @@ def test_site_is_built_without_warnings_and_loads_nothing_from_other_servers(sit
         missing = [a for a in assets.addresses if "//" not in a and not (page.parent / a.partition("#")[0]).exists()]
         assert page.name == "404.html" or not missing, page
     assert not {name: addresses for name, addresses in foreign.items() if addresses}
+
+
+@pytest.mark.full("takes half a minute")
+@pytest.mark.timeout(400)
+def test_language_models_find_the_text_of_every_page_and_of_the_python_reference(site: Path) -> None:
+    linked = re.findall(r"^- \[.+\]\((.+\.md)\)", (site / "llms.txt").read_text(), re.MULTILINE)
+    assert linked
+    assert not [page for page in linked if not (site / page).exists()]
+    full = (site / "llms-full.txt").read_text()
+    assert not re.search(r"^::: ", full, re.MULTILINE)
+    assert "\n### publish\n\n```python\npublish(queue: str, body: object, " in full
+    assert "\n# Delivery\n" in full
 
 
 @pytest.mark.full("takes half a minute")

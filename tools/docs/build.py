@@ -62,6 +62,14 @@ def render(python: Path, directory: Path, site: Path) -> None:
         raise Broken("\n".join(told))
 
 
+def add_sources(python: Path, directory: Path, site: Path) -> None:
+    """Put the Markdown of each page beside its HTML: `llms.txt` links to it."""
+    for page in directory.rglob("*.md"):
+        (site / page.relative_to(directory)).write_text(llms.plain(page.read_text(encoding="utf-8")), encoding="utf-8")
+    script = Path(__file__).with_name("api_text.py")
+    subprocess.run([python, script, directory, site, ROOT / "python"], check=True)
+
+
 def main() -> int:
     """Build the site. Without a network and without its tools, print the reason and build nothing."""
     parser = argparse.ArgumentParser(description="Build the documentation site.")
@@ -79,6 +87,7 @@ def main() -> int:
     stage(arguments.stage.resolve())
     try:
         render(python, arguments.stage.resolve(), arguments.site.resolve())
+        add_sources(python, arguments.stage.resolve(), arguments.site.resolve())
     except Broken as error:
         print(error, file=sys.stderr)
         return 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from pathlib import Path
 
@@ -27,6 +28,12 @@ def title(text: str, page: str) -> str:
     return found[1].replace("`", "") if found else page
 
 
+def plain(text: str) -> str:
+    """A page without the HTML that tables of the reference need, and without pictures."""
+    text = re.sub(r"^!\[.*\n", "", text, flags=re.MULTILINE)
+    return html.unescape(re.sub(r"</?code>", "`", text))
+
+
 def write(root: Path, stage: Path) -> None:
     """Write both files into the staging directory."""
     index = ["# mqcore", "", f"> {SUMMARY}", ""]
@@ -36,8 +43,9 @@ def write(root: Path, stage: Path) -> None:
         text = (stage / page).read_text(encoding="utf-8")
         entry = f"- [{title(text, page)}]({page}): {first_sentence(text)}".removesuffix(": ")
         sections.setdefault("Optional" if section in OPTIONAL else section or "Start", []).append(entry)
-        if section not in OPTIONAL:
-            full.append(f"\n<!-- {page} -->\n\n{text}")
+        # The Python reference is added when griffe has read it: api_text.py.
+        if section not in OPTIONAL and not page.startswith("reference/python/"):
+            full.append(f"\n<!-- {page} -->\n\n{plain(text)}")
     for section in sorted(sections, key=lambda name: name == "Optional"):
         index += [f"## {section}", "", *sections[section], ""]
     (stage / "llms.txt").write_text("\n".join(index), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 
 import click
@@ -62,7 +63,7 @@ def described(command: click.Command, context: click.Context, level: int) -> Ite
 def prose(text: str) -> str:
     """Help text as paragraphs; indented or literal blocks stay as they are."""
     paragraphs = []
-    for paragraph in text.split("\n\n"):
+    for paragraph in inspect.cleandoc(text).split("\n\n"):
         if paragraph.lstrip().startswith("\b") or paragraph.startswith("  "):
             lines = paragraph.replace("\b", "").strip("\n")
             paragraphs.append(f"```text\n{lines}\n```")
@@ -74,5 +75,9 @@ def prose(text: str) -> str:
 def options(command: click.Command, context: click.Context) -> str:
     """The table of the options of a command; empty without any."""
     records = (parameter.get_help_record(context) for parameter in command.get_params(context))
-    rows = [(code(record[0]), cell(record[1].replace("<", "&lt;"))) for record in records if record is not None]
+    rows = [
+        (code(record[0]), cell(record[1].replace("<", "&lt;")))
+        for record in records
+        if record is not None and record[1]
+    ]
     return table(("option", "meaning"), rows) if rows else ""
