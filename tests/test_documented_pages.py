@@ -92,6 +92,17 @@ def test_migration_guide_works_as_its_page_shows(guide: str, reader: Reader) -> 
     reader.follow(f"migrate/{guide}.md")
 
 
+@pytest.mark.parametrize("guide", ["delay", "fan-out", "request"])
+def test_how_to_guide_works_as_its_page_shows(guide: str, reader: Reader) -> None:
+    reader.follow(f"howto/{guide}.md")
+
+
+def test_every_how_to_guide_with_a_program_is_followed() -> None:
+    guides = {path.stem for path in (ROOT / "docs" / "howto").glob("*.md")} - {"index"}
+    (followed,) = test_how_to_guide_works_as_its_page_shows.pytestmark
+    assert guides == set(followed.args[1])
+
+
 def test_every_migration_guide_is_followed() -> None:
     guides = {path.stem for path in (ROOT / "docs" / "migrate").glob("*.md")} - {"index"}
     marks = test_migration_guide_works_as_its_page_shows.pytestmark
