@@ -7,6 +7,7 @@ The blocks of a page are read in order:
   A later block of the same terminal interrupts it first, as Ctrl-C does.
 - ```` ```sh title="install" ````: commands that install mqcore; `Reader.installs` says whether they run.
 - ```` ```text title="terminal 1" ```` with `^C`: Ctrl-C in this terminal.
+- `<http://127.0.0.1:2627>`: a page that the reader opens; it is the dashboard.
 - ```` ```text ```` after commands: what they print. `...` stands for any text. After the command of a terminal, and
   with ```` ```text title="terminal 1" ````, the reader waits until the terminal has printed it.
 
@@ -22,6 +23,7 @@ import subprocess
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +31,7 @@ from pathlib import Path
 from served import ROOT
 
 BLOCK = re.compile(r'^```(?P<kind>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^```$', re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"<(http://127[^>]+)>")
 LIMIT = 40.0
 
 
@@ -45,10 +48,13 @@ class Block:
 def blocks(page: Path) -> list[Block]:
     """The fenced blocks of a page, in order."""
     text = page.read_text(encoding="utf-8")
-    return [
+    found = [
         Block(found["kind"], found["title"], found["text"], text.count("\n", 0, found.start()) + 1)
         for found in BLOCK.finditer(text)
     ]
+    outside = BLOCK.sub(lambda block: "\n" * block.group().count("\n"), text)
+    links = [Block("link", None, link[1], outside.count("\n", 0, link.start()) + 1) for link in LINK.finditer(outside)]
+    return sorted(found + links, key=lambda block: block.line)
 
 
 def is_file(block: Block) -> bool:
@@ -142,6 +148,9 @@ class Reader:
                     target.write_text(text, encoding="utf-8")
                 elif block.kind == "sh":
                     last = self._run(block, text)
+                elif block.kind == "link":
+                    with urllib.request.urlopen(text, timeout=LIMIT) as shown:
+                        assert b"<title>mqcore" in shown.read(), f"{text} is not the dashboard"
                 elif block.kind == "text" and block.title is not None and text.strip() == "^C":
                     self.terminals[block.title].interrupt()
                 elif block.kind == "text" and block.title is not None:

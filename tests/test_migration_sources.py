@@ -29,6 +29,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the packages of other brokers are those of Debian")
 @pytest.mark.full("installs other brokers")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
