@@ -1,7 +1,5 @@
 """The same service with mqcore."""
 
-import asyncio
-
 from pydantic import BaseModel
 
 import mqcore
@@ -26,7 +24,3 @@ waiting = mqcore.QueueOptions(status=mqcore.QueueStatus.PULL)
 async def bill(order: Order) -> Invoice:
     print("billed order", order.number)
     return Invoice(number=order.number, total=order.total * 1.19)
-
-
-if __name__ == "__main__":
-    asyncio.run(app.serve(on_ready=lambda: print("ready")))

@@ -25,7 +25,3 @@ async def bill(order: Order) -> Invoice:
     invoice = Invoice(order.number, order.quantity * PRICES[order.sku])
     print("billed", invoice)
     return invoice
-
-
-if __name__ == "__main__":
-    app.run()

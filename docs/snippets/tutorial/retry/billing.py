@@ -31,7 +31,3 @@ async def bill(order: Order) -> Invoice:
     invoice = Invoice(order.number, order.quantity * price(order.sku))
     print("billed", invoice)
     return invoice
-
-
-if __name__ == "__main__":
-    app.run()
