@@ -29,10 +29,12 @@ from peers.place import ROOT, Missing, Place
 from peers.servers import SERVERS, Server
 
 APP = """
+import json
 import os
 from celery import Celery
 
 app = Celery("bench", broker=os.environ["BENCH_BROKER"], backend=os.environ.get("BENCH_BACKEND") or None)
+app.conf.broker_transport_options = json.loads(os.environ["BENCH_OPTIONS"])
 app.conf.update(worker_prefetch_multiplier=64, task_ignore_result=not os.environ.get("BENCH_BACKEND"))
 done = os.open(os.environ["BENCH_DONE"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
@@ -57,7 +59,7 @@ if os.environ.get("BENCH_BACKEND"):
 print(json.dumps([began, sent, time.perf_counter()]))
 """
 
-KINDS = ("mqcore", "redis", "rabbitmq")
+KINDS = ("mqcore", "mqcore-unconfirmed", "redis", "rabbitmq", "rabbitmq-confirmed")
 FIGURES = ("send", "run", "both", "results")
 
 
@@ -67,18 +69,23 @@ class Broker:
 
     broker: str
     backend: str
+    options: dict[str, bool]
+    """The setting ``broker_transport_options``."""
 
 
 def urls(kind: str, server: Server) -> Broker:
     """Return the settings for a broker."""
     addresses = server.addresses
-    match kind:
+    name, _, variant = kind.partition("-")
+    # The defaults: mqcore confirms messages, RabbitMQ's transport does not.
+    options = {"confirm_publish": variant == "confirmed"} if variant else {}
+    match name:
         case "mqcore":
-            return Broker(f"mqcore://{addresses['tmqp']}", f"mqcore://{addresses['throttr']}")
+            return Broker(f"mqcore://{addresses['tmqp']}", f"mqcore://{addresses['throttr']}", options)
         case "redis":
-            return Broker(f"redis://{addresses['redis']}/0", f"redis://{addresses['redis']}/1")
+            return Broker(f"redis://{addresses['redis']}/0", f"redis://{addresses['redis']}/1", options)
         case _:
-            return Broker(f"amqp://guest:guest@{addresses['amqp']}//", "rpc://")
+            return Broker(f"amqp://guest:guest@{addresses['amqp']}//", "rpc://", options)
 
 
 class Bench:
@@ -95,6 +102,7 @@ class Bench:
     def _environment(self, backend: bool) -> dict[str, str]:
         return os.environ | {
             "BENCH_BROKER": self._broker.broker,
+            "BENCH_OPTIONS": json.dumps(self._broker.options),
             "BENCH_BACKEND": self._broker.backend if backend else "",
             "BENCH_DONE": str(self._directory / "done"),
         }
@@ -191,7 +199,7 @@ def main() -> None:
     loads = [os.getloadavg()[0]]
     for turn in range(arguments.rounds):
         for kind in arguments.kinds.split(","):
-            server_kind = SERVERS[kind]
+            server_kind = SERVERS[kind.partition("-")[0]]
             with tempfile.TemporaryDirectory() as name:
                 try:
                     program = server_kind.install(place)
@@ -204,10 +212,10 @@ def main() -> None:
             loads.append(os.getloadavg()[0])
             print(f"round {turn + 1}, {kind}: " + json.dumps({k: round(v) for k, v in figures.items()}), flush=True)
     print(f"load average {min(loads):.1f} to {max(loads):.1f}; pool {arguments.pool}; {arguments.tasks} tasks")
-    print(f"{'':10}" + "".join(f"{figure:>10}" for figure in FIGURES))
+    print(f"{'':20}" + "".join(f"{figure:>10}" for figure in FIGURES))
     for kind, rounds in found.items():
         medians = [statistics.median(each[figure] for each in rounds) for figure in FIGURES]
-        print(f"{kind:10}" + "".join(f"{median:10.0f}" for median in medians))
+        print(f"{kind:20}" + "".join(f"{median:10.0f}" for median in medians))
     if arguments.json:
         arguments.json.write_text(json.dumps({"loads": loads, "figures": found}, indent=1))
 
