@@ -69,6 +69,9 @@ def test_the_test_of_the_examples_passes() -> None:
 def test_no_example_is_forgotten_here() -> None:
     assert {path.stem for path in EXAMPLES} == {
         *SAYS,
+        # Web servers: tests/test_fastapi.py, tests/test_flask.py and tests/test_ratelimit_asgi.py.
+        "fastapi_service",
+        "flask_service",
         "ratelimit_django",
         "ratelimit_starlette",
         "test_with_testbroker",

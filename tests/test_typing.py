@@ -11,7 +11,10 @@ import pytest
 
 from served import ROOT
 
-CHECKED = [ROOT / "tests" / "typing" / "apps.py", ROOT / "examples" / "app.py"]
+CHECKED = [
+    ROOT / "tests" / "typing" / "apps.py",
+    *(ROOT / "examples" / f"{name}.py" for name in ("app", "fastapi_service", "flask_service")),
+]
 
 
 @pytest.mark.timeout(300)

@@ -18,6 +18,7 @@ dependencies, options of queues. `mqcore.testing.TestBroker(app)` runs it agains
 from mqcore.app.application import App
 from mqcore.app.dependencies import Depends
 from mqcore.app.group import Group
+from mqcore.app.hosting import combine_lifespans
 from mqcore.app.middleware import CallNext, Middleware, Outgoing
 from mqcore.app.policies import AckPolicy, BadBody, Reject, Retry
 from mqcore.app.publisher import Publisher
@@ -34,4 +35,5 @@ __all__ = [
     "Publisher",
     "Reject",
     "Retry",
+    "combine_lifespans",
 ]

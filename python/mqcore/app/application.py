@@ -165,10 +165,23 @@ class App(Group):
             self._run.loop.call_soon_threadsafe(self._run.request_stop)
 
     @asynccontextmanager
-    async def lifespan(self, _app: object = None) -> AsyncIterator[None]:
-        """Run the app as the lifespan of a web application: ``FastAPI(lifespan=app.lifespan)``."""
+    async def lifespan(self, web: object = None) -> AsyncIterator[None]:
+        """Run the app as the lifespan of a web application: ``FastAPI(lifespan=app.lifespan)``.
+
+        `mqcore.app.combine_lifespans` adds a lifespan of your own, and an embedded broker.
+        """
         async with self:
+            self.attach(web)
             yield
+
+    def attach(self, web: object) -> None:
+        """Set ``web.state.mqcore``, where `mqcore.fastapi` finds the app. `lifespan` does so.
+
+        A mounted application has a state of its own: call it for that too.
+        """
+        state = getattr(web, "state", None)
+        if state is not None:
+            state.mqcore = self
 
     @property
     def is_running(self) -> bool:

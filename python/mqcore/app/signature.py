@@ -180,7 +180,8 @@ class _Graph:
     ) -> Provider:
         original = declared.dependency
         assert original is not None
-        function = self._overrides.get(original, original)
+        # A dependency of a web framework that finds its value in a request names the one to use without a request.
+        function = self._overrides.get(original, getattr(original, "__mqcore_dependency__", original))
         if function in path:
             circle = (*path[path.index(function) :], function)
             raise ConfigError(

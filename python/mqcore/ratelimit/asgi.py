@@ -82,7 +82,7 @@ class RateLimitMiddleware:
             raise ConfigError("the limiter of a middleware must be a RateLimiter or come from RateLimiter.local()")
         self._app = app
         self._limiter = limiter
-        self._rules = [(rule, _Shown(rule, limiter)) for rule in rules]
+        self._rules = [(rule, ShownLimit(rule.shown, rule.limit, limiter)) for rule in rules]
         if len(self._rules) > 32:
             raise ConfigError(f"a middleware can have at most 32 rules, not {len(self._rules)}")
         self._legacy = legacy_headers
@@ -98,7 +98,7 @@ class RateLimitMiddleware:
             return
         outcome = self._limiter._apply_all(parts, Mode.TAKE)
         allowed, verdicts = outcome if isinstance(outcome, tuple) else await outcome
-        headers = self._headers(shown, verdicts)
+        headers = limit_headers(shown, verdicts, legacy=self._legacy)
         if allowed:
             await self._app(scope, receive, _with_headers(send, headers))
         elif scope["type"] == "http":
@@ -106,7 +106,7 @@ class RateLimitMiddleware:
         else:
             await _refuse_websocket(scope, receive, send, verdicts, headers)
 
-    def _matching(self, scope: Scope) -> tuple[list[_Shown], list[tuple[str | bytes, str | Limit, int]]]:
+    def _matching(self, scope: Scope) -> tuple[list[ShownLimit], list[tuple[str | bytes, str | Limit, int]]]:
         """The rules that apply to a request, and the keys, limits and costs to check."""
         shown = []
         parts: list[tuple[str | bytes, str | Limit, int]] = []
@@ -115,42 +115,46 @@ class RateLimitMiddleware:
                 continue
             cost = rule.cost(scope) if callable(rule.cost) else rule.cost
             shown.append(fields)
-            parts.append((_short(f"{rule.shown}:{key}"), rule.limit, cost))
+            parts.append((short_key(f"{rule.shown}:{key}"), rule.limit, cost))
         return shown, parts
 
-    def _headers(self, shown: Sequence[_Shown], verdicts: Sequence[Verdict]) -> list[tuple[bytes, bytes]]:
-        known = [(fields, verdict) for fields, verdict in zip(shown, verdicts, strict=True) if verdict.available]
-        if not known:
-            return []
-        policies = ", ".join(fields.policy for fields, _ in known)
-        states = ", ".join(
-            f"{fields.name};r={verdict.remaining};t={math.ceil(verdict.reset_after)}" for fields, verdict in known
-        )
-        headers = [(b"ratelimit-policy", policies.encode()), (b"ratelimit", states.encode())]
-        if self._legacy:
-            _, least = min(known, key=lambda entry: entry[1].remaining)
-            headers += [
-                (b"x-ratelimit-limit", str(least.limit).encode()),
-                (b"x-ratelimit-remaining", str(least.remaining).encode()),
-                (b"x-ratelimit-reset", str(math.ceil(least.reset_after)).encode()),
-            ]
-        return headers
 
+class ShownLimit:
+    """A limit's fields in the response headers. Raises `ConfigError` for a limit that the limiter cannot check."""
 
-class _Shown:
-    """A rule's fields in the response headers."""
-
-    def __init__(self, rule: Rule, limiter: _Limits) -> None:
-        limiter._of(rule.limit)
-        limit = Limit.parse(rule.limit) if isinstance(rule.limit, str) else rule.limit
+    def __init__(self, name: str, limit: str | Limit, limiter: _Limits) -> None:
+        limiter._of(limit)
+        limit = Limit.parse(limit) if isinstance(limit, str) else limit
         # A string of structured fields (RFC 8941): printable ASCII, with quotes and backslashes escaped.
-        printable = "".join(character if " " <= character <= "~" else "?" for character in rule.shown)
+        printable = "".join(character if " " <= character <= "~" else "?" for character in name)
         escaped = printable.replace("\\", "\\\\").replace('"', '\\"')
         self.name = f'"{escaped}"'
         self.policy = f"{self.name};q={limit.amount};w={math.ceil(limit.nanoseconds / 1e9)}"
 
 
-def _short(key: str) -> str | bytes:
+def limit_headers(
+    shown: Sequence[ShownLimit], verdicts: Sequence[Verdict], *, legacy: bool = False
+) -> list[tuple[bytes, bytes]]:
+    """Return the response headers of checked limits."""
+    known = [(fields, verdict) for fields, verdict in zip(shown, verdicts, strict=True) if verdict.available]
+    if not known:
+        return []
+    policies = ", ".join(fields.policy for fields, _ in known)
+    states = ", ".join(
+        f"{fields.name};r={verdict.remaining};t={math.ceil(verdict.reset_after)}" for fields, verdict in known
+    )
+    headers = [(b"ratelimit-policy", policies.encode()), (b"ratelimit", states.encode())]
+    if legacy:
+        _, least = min(known, key=lambda entry: entry[1].remaining)
+        headers += [
+            (b"x-ratelimit-limit", str(least.limit).encode()),
+            (b"x-ratelimit-remaining", str(least.remaining).encode()),
+            (b"x-ratelimit-reset", str(math.ceil(least.reset_after)).encode()),
+        ]
+    return headers
+
+
+def short_key(key: str) -> str | bytes:
     """Return the key, or its hash if it is longer than half of the limit, which leaves room for the prefix."""
     encoded = key.encode("utf-8", "surrogateescape")
     return key if len(encoded) <= _KEY_BYTES_MAX // 2 else hashlib.blake2b(encoded, digest_size=32).digest()
@@ -165,7 +169,7 @@ def _with_headers(send: Send, headers: list[tuple[bytes, bytes]]) -> Send:
     return send_with_headers
 
 
-def _refusal(
+def refusal(
     verdicts: Sequence[Verdict], headers: list[tuple[bytes, bytes]]
 ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
     """Status, headers and body of a rejection."""
@@ -179,7 +183,7 @@ def _refusal(
 
 
 async def _refuse_http(send: Send, verdicts: Sequence[Verdict], headers: list[tuple[bytes, bytes]]) -> None:
-    status, all_headers, body = _refusal(verdicts, headers)
+    status, all_headers, body = refusal(verdicts, headers)
     await send({"type": "http.response.start", "status": status, "headers": all_headers})
     await send({"type": "http.response.body", "body": body})
 
@@ -194,6 +198,6 @@ async def _refuse_websocket(
         # Without the extension, the server answers the handshake with 403.
         await send({"type": "websocket.close", "code": 1008, "reason": "too many requests"})
         return
-    status, all_headers, body = _refusal(verdicts, headers)
+    status, all_headers, body = refusal(verdicts, headers)
     await send({"type": "websocket.http.response.start", "status": status, "headers": all_headers})
     await send({"type": "websocket.http.response.body", "body": body})
