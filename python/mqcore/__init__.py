@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import mqcore.jobs
     import mqcore.journal
     import mqcore.micromessage
+    import mqcore.notebook
     import mqcore.ratelimit
     import mqcore.replay
     import mqcore.spark
@@ -170,6 +171,7 @@ _SUBMODULES = (
     "jobs",
     "journal",
     "micromessage",
+    "notebook",
     "ratelimit",
     "replay",
     "spark",

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from mqcore.config import QueueOptions, RouteMethod
+from mqcore.notebook import Tabular
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueStats:
+class QueueStats(Tabular):
     """The state of a queue, and its counters since it was created."""
 
     address: str
@@ -71,7 +72,7 @@ class QueueStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelStats:
+class ChannelStats(Tabular):
     """The state of a channel."""
 
     name: str
@@ -83,7 +84,7 @@ class ChannelStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientStats:
+class ClientStats(Tabular):
     """A connected client."""
 
     id: str
@@ -99,7 +100,7 @@ class ClientStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandlerStats:
+class HandlerStats(Tabular):
     """A handler of the program, and its counters since the broker started."""
 
     key: str
@@ -115,7 +116,7 @@ class HandlerStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BindingStats:
+class BindingStats(Tabular):
     """A binding of a router, and its counters."""
 
     name: str
@@ -131,7 +132,7 @@ class BindingStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RouterStats:
+class RouterStats(Tabular):
     """A router, and its counters since it was created."""
 
     name: str
@@ -153,7 +154,7 @@ class RouterStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicStats:
+class TopicStats(Tabular):
     """A topic, and its counters since its first use."""
 
     name: str
@@ -175,7 +176,7 @@ class TopicStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CertificateStats:
+class CertificateStats(Tabular):
     """The certificate of an encrypted listener."""
 
     listener: str
@@ -193,7 +194,7 @@ class CertificateStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerStats:
+class BrokerStats(Tabular):
     """Everything at one moment."""
 
     channels: tuple[ChannelStats, ...]

@@ -36,6 +36,7 @@ from mqcore._admin_policies import Policy, PolicyResult, policies, remove_policy
 from mqcore._admin_stacks import HandlerStack, StackFrame, ThreadStack, handler_stack
 from mqcore._http import DEFAULT_URL, REFUSALS, AdminClient, query, queue_path, reading
 from mqcore.config import Duration
+from mqcore.notebook import Tabular
 
 if TYPE_CHECKING:
     from mqcore.tls import TLSConfig
@@ -247,7 +248,7 @@ class QueuePage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeekedMessage:
+class PeekedMessage(Tabular):
     """A message that waits in a queue. Looking at it does not change it."""
 
     id: str

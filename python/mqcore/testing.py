@@ -25,6 +25,7 @@ from mqcore import _core, errors
 from mqcore._server_process import ServerProcess
 from mqcore.broker import Broker
 from mqcore.config import BrokerConfig, Duration, seconds
+from mqcore.notebook import message_html
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -95,6 +96,12 @@ class StoredMessage:
     def body(self) -> bytes:
         """Body of the message."""
         return self.message.body
+
+    def _notebook_row(self) -> dict[str, object]:
+        return {"id": self.id, "attempts": self.attempts, "put_backs": self.put_backs, "saved": self.saved}
+
+    def _repr_html_(self) -> str:
+        return message_html("StoredMessage", self._notebook_row(), self.message.headers.items(), self.body)
 
 
 class Clock:

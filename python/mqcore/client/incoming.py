@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from mqcore import bodies
+from mqcore.notebook import message_html
 
 if TYPE_CHECKING:
     from mqcore import _core
@@ -84,3 +85,17 @@ class Incoming(Generic[_T_co]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} id={self.id!r} source={self.source!r} body={len(self)} bytes>"
+
+    def _notebook_row(self) -> dict[str, object]:
+        return {
+            "id": self.id,
+            "source": self.source,
+            "target": self.target,
+            "content_type": self.content_type,
+            "high_priority": self.high_priority,
+            "body": self.raw,
+        }
+
+    def _repr_html_(self) -> str:
+        fields = {name: value for name, value in self._notebook_row().items() if name != "body"}
+        return message_html(type(self).__name__, fields, self.headers.items(), self.raw)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mqcore.config import RouteMethod
+from mqcore.notebook import Tabular
 
 __all__ = [
     "ChannelInformation",
@@ -28,7 +29,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(Tabular):
     """A publisher confirmation."""
 
     by: Literal["server", "consumer"] | None
@@ -101,7 +102,7 @@ class ClientCounters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelInformation:
+class ChannelInformation(Tabular):
     """A channel and its options. The options of queues are the defaults of its new queues."""
 
     name: str
@@ -159,7 +160,7 @@ class ChannelInformation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueInformation:
+class QueueInformation(Tabular):
     """A queue: its messages, options and counters."""
 
     channel: str
@@ -251,7 +252,7 @@ class QueueInformation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientInformation:
+class ClientInformation(Tabular):
     """A connected client, or one that joined a channel."""
 
     id: str
@@ -265,7 +266,7 @@ class ClientInformation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RouterInformation:
+class RouterInformation(Tabular):
     """A router."""
 
     name: str
@@ -306,7 +307,7 @@ class RouterTest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeInformation:
+class NodeInformation(Tabular):
     """A node of the cluster."""
 
     id: str
@@ -320,7 +321,7 @@ class NodeInformation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(Tabular):
     """An event of the broker. Fields that do not belong to its kind are ``None``."""
 
     kind: str
