@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +299,23 @@ def test_changes_are_in_the_audit_log(tmp_path: Path) -> None:
             return [(line["who"], line["verdict"]) for line in lines if line.get("resource") == "/queues/a/1/purge"]
 
         wait_until(lambda: written() == [("viewer", "denied"), ("all", "allowed")], what="both lines")
+
+
+def test_dead_letter_queues_that_other_queues_name_are_listed(place: Place) -> None:
+    with place.connect() as client:
+        client.declare("trash", 7, QueueOptions(status=QueueStatus.PULL))
+        client.declare("plain", 7, QueueOptions(status=QueueStatus.PULL))
+        client.declare("other", 1, replace(WORK, dead_letter="trash/7"))
+        fail_all(client, "other/1", ["a"])
+        client.publish("plain/7", "no dead letter")
+        wait_until(lambda: place.contents("trash/7").ready == 1, what="it is a dead letter")
+    for command in (("dead", "ls"), ("report", "dead")):
+        listed = one(cli(*command, "--json", "--url", place.url, MQCORE_TOKEN=place.token))["queues"]
+        queues = {row["queue"]: row for row in listed}
+        assert queues["trash/7"]["ready"] == 1
+        assert "plain/7" not in queues
+    states = {state.queue: state.dead_letter for state in admin.queues(place.url, token=place.token, limit=1000).queues}
+    assert (states["other/1"], states["trash/7"]) == ("trash/7", None)
 
 
 def test_the_commands_for_dead_letters(place: Place) -> None:

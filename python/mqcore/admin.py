@@ -211,6 +211,8 @@ class QueueState:
     """The key of its delivery handler; ``None``: the broker's default."""
     missing_handler: str | None
     """The key, if no handler is registered under it."""
+    dead_letter: str | None
+    """The queue of its dead letters, or ``drop``; ``None``: the dead-letter queue of its channel, ``CHANNEL/65535``."""
     ready: int
     """Messages that could be delivered now."""
     delayed: int

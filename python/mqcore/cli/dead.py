@@ -31,7 +31,10 @@ def dead() -> None:
 @options.admin_side(timeout="15s")
 @options.as_json
 def ls(url: str, timeout: float, token: str | None, as_json: bool) -> None:
-    """List the dead-letter queues of channels (CHANNEL/65535) that have messages, the oldest message first."""
+    """List dead-letter queues that have messages, the oldest message first.
+
+    These are the dead-letter queues of channels (CHANNEL/65535) and those that the option dead_letter of a queue names.
+    """
     rows = dead_letter_rows(url, token=token, timeout=timeout)
     output.rows("mqcore.dead.ls/1", "queues", rows, _COLUMNS, as_json=as_json)
 

@@ -41,6 +41,11 @@ def row(queue: QueueState) -> dict[str, Any]:
 
 
 def dead_letter_rows(url: str, *, token: str | None, timeout: float) -> list[dict[str, Any]]:
-    """Return the dead-letter queues of channels that have messages, the oldest message first."""
-    found = every_queue(url, token=token, timeout=timeout, matching=_DEAD_LETTERS, sort="oldest")
-    return [row(queue) for queue in found if queue.ready > 0 and queue.queue.endswith(_DEAD_LETTERS)]
+    """Return the dead-letter queues that have messages, the oldest message first."""
+    found = list(every_queue(url, token=token, timeout=timeout, sort="oldest"))
+    named = {queue.dead_letter for queue in found}
+    return [
+        row(queue)
+        for queue in found
+        if queue.ready > 0 and (queue.queue in named or queue.queue.endswith(_DEAD_LETTERS))
+    ]

@@ -106,7 +106,7 @@ def stuck(url: str, timeout: float, token: str | None, as_json: bool) -> None:
 @options.admin_side(timeout="15s")
 @options.as_json
 def dead(url: str, timeout: float, token: str | None, as_json: bool) -> None:
-    """List the dead-letter queues of channels (CHANNEL/65535) that have messages."""
+    """List dead-letter queues that have messages."""
     rows = dead_letter_rows(url, token=token, timeout=timeout)
     output.rows("mqcore.report.dead/1", "queues", rows, _DEAD_COLUMNS, as_json=as_json)
 

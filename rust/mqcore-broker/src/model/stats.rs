@@ -8,7 +8,7 @@ use crate::model::durations::Durations;
 use crate::model::id::{ChannelName, ConnectionId, QueueAddress, RouterName, Sequence, TopicName};
 use crate::model::message::Message;
 use crate::model::node::NodeInformation;
-use crate::model::options::{ChannelOptions, QueueOptions, Status};
+use crate::model::options::{ChannelOptions, DeadLetter, QueueOptions, Status};
 use crate::model::rate::Rate;
 use crate::model::router::RouterDefinition;
 use crate::model::time::Timestamp;
@@ -183,6 +183,8 @@ pub struct QueueSample {
     pub message_limit: u64,
     /// Maximum rate of published messages.
     pub publish_limit: Option<Rate>,
+    /// What happens to its dead letters; `None`: they go to the dead-letter queue of its channel.
+    pub dead_letter: Option<DeadLetter>,
     /// Its counters.
     pub stats: QueueStats,
 }

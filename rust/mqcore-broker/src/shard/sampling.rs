@@ -93,6 +93,7 @@ impl Queue {
             memory_bytes: self.memory_bytes(),
             message_limit: options.message_limit,
             publish_limit: options.publish_limit,
+            dead_letter: options.dead_letter.clone(),
             stats: self.metadata.stats,
         }
     }

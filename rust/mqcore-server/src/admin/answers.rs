@@ -233,6 +233,8 @@ pub(crate) struct QueueRow {
     pub(crate) delivery_handler: Option<String>,
     /// The delivery handler, if it is not registered.
     pub(crate) missing_handler: Option<String>,
+    /// The queue of its dead letters, or `drop`; null: that of its channel.
+    pub(crate) dead_letter: Option<String>,
     pub(crate) ready: u64,
     pub(crate) delayed: u64,
     pub(crate) in_flight: u64,

@@ -140,6 +140,7 @@ fn describe(row: &Row, now: u64) -> QueueRow {
         status: sample.status.as_str(),
         delivery_handler: sample.handler.as_deref().map(Into::into),
         missing_handler: sample.missing_handler.as_deref().map(Into::into),
+        dead_letter: sample.dead_letter.as_ref().map(ToString::to_string),
         ready: sample.ready,
         delayed: sample.delayed,
         in_flight: sample.in_flight,

@@ -46,6 +46,7 @@ fn sample(queue: &str) -> QueueSample {
         memory_bytes: 0,
         message_limit: 0,
         publish_limit: None,
+        dead_letter: None,
         stats: QueueStats::default(),
     }
 }
