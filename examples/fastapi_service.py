@@ -7,7 +7,6 @@ from fastapi import Depends, FastAPI
 from fastapi.responses import RedirectResponse
 
 import mqcore
-from mqcore.app import combine_lifespans
 from mqcore.fastapi import RateLimit
 from mqcore.jobs import Jobs
 from mqcore.ratelimit import RateLimiter
@@ -15,7 +14,7 @@ from mqcore.ratelimit import RateLimiter
 jobs = Jobs()
 broker = mqcore.Broker(listen=jobs.url, admin=os.getenv("MQCORE_ADMIN", "http://127.0.0.1:8161"))
 app = mqcore.App(broker)
-api = FastAPI(lifespan=combine_lifespans(broker, app))
+api = FastAPI(lifespan=app.lifespan)
 
 
 @jobs.task(retries=3)

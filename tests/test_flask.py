@@ -90,7 +90,7 @@ def test_forked_workers_of_gunicorn_have_clients_of_their_own(tmp_path: Path) ->
         assert "Traceback" not in server.output
 
 
-def test_a_client_that_was_used_before_the_fork_says_so() -> None:
+def test_a_client_used_before_the_fork_raises_forked() -> None:
     text = (
         "import os, sys\nfrom flask import Flask\nfrom mqcore.flask import Mqcore\n"
         "mq = Mqcore(Flask('x'), sys.argv[1])\nmq.client\npid = os.fork()\n"

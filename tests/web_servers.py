@@ -76,7 +76,7 @@ class WebServer:
 
     @property
     def output(self) -> str:
-        """What it printed."""
+        """Its output so far."""
         return self.log.read_text(errors="replace")
 
     def stop(self, limit: float = 20.0) -> int:

@@ -43,7 +43,7 @@ _ENDED: Final = {JobStatus.DONE, JobStatus.FAILED, JobStatus.CANCELLED}
 
 
 class _Shared:
-    """What all threads of a process share of a backend."""
+    """The part of a backend that all threads of a process share."""
 
     def __init__(self, alias: str, options: dict[str, Any]) -> None:
         unknown = sorted(options.keys() - _CONNECTION_OPTIONS - _JOB_OPTIONS)

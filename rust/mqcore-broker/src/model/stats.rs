@@ -183,7 +183,7 @@ pub struct QueueSample {
     pub message_limit: u64,
     /// Maximum rate of published messages.
     pub publish_limit: Option<Rate>,
-    /// What happens to its dead letters; `None`: they go to the dead-letter queue of its channel.
+    /// The destination of its dead letters; `None`: the dead-letter queue of its channel.
     pub dead_letter: Option<DeadLetter>,
     /// Its counters.
     pub stats: QueueStats,
