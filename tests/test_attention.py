@@ -305,5 +305,5 @@ def test_each_shell_gets_a_completion_script(shell: str) -> None:
 def test_bash_completes_commands_and_options() -> None:
     if shutil.which("bash") is None:
         pytest.skip("bash is not installed")
-    completed = cli(COMP_WORDS="mqcore doc", COMP_CWORD="1", _MQCORE_COMPLETE="bash_complete")
+    completed = cli(COMP_WORDS="mqcore doct", COMP_CWORD="1", _MQCORE_COMPLETE="bash_complete")
     assert completed.stdout.decode().split() == ["plain,doctor"]

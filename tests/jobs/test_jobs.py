@@ -84,6 +84,9 @@ def test_arguments_that_do_not_fit_fail_the_job_and_say_which(sample: Any) -> No
     assert failed.value.remote_type == "mqcore.errors.BodyError"
     with pytest.raises(errors.JobFailed, match="do not match the task"):
         sender.send("sample_jobs.add", [1, 2, 3]).result(20)
+    # The first of four retries would come after a second, the last after 15.
+    with pytest.raises(errors.JobFailed, match="right"):
+        sender.send("sample_jobs.add", [1], {"right": "two"}, retries=4).result(10)
     with pytest.raises(TypeError, match=r"sample_jobs\.add"):
         sample.add.enqueue(1, 2, 3)
     with pytest.raises(errors.InvalidArgument, match="JSON"):

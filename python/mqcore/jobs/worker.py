@@ -328,7 +328,8 @@ class Worker:
         except (BodyError, JobRefused) as error:
             self.counts.rejected += 1
             _LOG.warning("rejected job %s: %s", job_id, error)
-            self._reply(job_id, headers, fault_of(error, final=True), b"null")
+            # Another worker may know the task, for example while programs are replaced one by one.
+            self._reply(job_id, headers, fault_of(error, final=isinstance(error, BodyError)), b"null")
             return
         work = self._work(job_id, message.body[0].decode("utf-8", "backslashreplace"), headers, message.body[2], call)
         if tracing.active is not None:

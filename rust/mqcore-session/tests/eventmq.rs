@@ -756,6 +756,24 @@ fn failed_job_is_retried_later_and_finally_reported_to_its_client() {
 }
 
 #[test]
+fn failure_that_each_attempt_would_repeat_ends_the_job() {
+    let mut world = World::new(2);
+    let client = world.client();
+    let worker = world.worker("", 1);
+    world.request(client, "j", "default", "reply-requested,guarantee,retry-count:2");
+    world.messages(client);
+    assert_eq!(world.jobs(worker), ["j"]);
+    let failed = r#"{"value": "bad", "error": {"type": "BodyError", "message": "bad", "final": true}}"#;
+    world.say(worker, &["REPLY", "x", failed, "j"]);
+    assert_eq!(world.messages(client)[0][4], failed);
+    assert_eq!((world.count(|c| &c.retried), world.count(|c| &c.failed)), (0, 1));
+    world.pass(Duration::from_secs(5));
+    world.close(worker);
+    let other = world.worker("", 1);
+    assert!(world.jobs(other).is_empty());
+}
+
+#[test]
 fn worker_can_set_the_delay_of_a_retry() {
     let mut world = World::new(1);
     let (client, worker) = (world.client(), world.worker("", 4));

@@ -289,15 +289,22 @@ pub(super) enum JobOutcome {
     Done,
     /// With the delay before the next attempt, if the worker asks for one.
     Failed(Option<Duration>),
+    /// Each further attempt would fail in the same way.
+    FailedForGood,
 }
 
 impl JobOutcome {
-    /// The original's workers report only timeouts. Others send `error`, and may send `retry_after`, in seconds.
+    /// The original's workers report only timeouts. Others send `error`, with `final` if a retry cannot succeed, and may
+    /// send `retry_after`, in seconds.
     pub(super) fn of(body: &[u8], timed: bool) -> Self {
         let Ok(Value::Object(result)) = serde_json::from_slice(body) else { return Self::Done };
         let late = timed && result.get("value").is_some_and(|value| value == "TimeoutError");
         if !late && result.get("error").is_none_or(Value::is_null) {
             return Self::Done;
+        }
+        let is_final = result.get("error").and_then(|error| error.get("final"));
+        if is_final.and_then(Value::as_bool) == Some(true) {
+            return Self::FailedForGood;
         }
         let after = result.get("retry_after").and_then(Value::as_f64);
         // An invalid time is ignored.

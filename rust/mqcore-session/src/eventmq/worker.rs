@@ -404,7 +404,7 @@ impl Work {
                 self.retry(&id, serial, &job::failure_reason(body), at, commands);
                 return true;
             }
-            JobOutcome::Failed(None) | JobOutcome::Done => {}
+            JobOutcome::Failed(None) | JobOutcome::FailedForGood | JobOutcome::Done => {}
         }
         if self.keep_result(&id, serial, body, me, commands) || self.record_result(&id, serial, body, outcome)
         {
