@@ -61,6 +61,17 @@ def run(
     return done
 
 
+def end(process: subprocess.Popen[Any], limit: float = 20.0) -> None:
+    """Terminate a program if it runs; kill it if it does not end within `limit` seconds."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(limit)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    process.wait()
+
+
 def _kind(command: Sequence[str], options: dict[str, Any]) -> type[subprocess.Popen[Any]]:
     """Choose the way in which to start this command."""
     known = {"stdin", "stdout", "stderr", "text", "env", "cwd", "bufsize"}

@@ -95,13 +95,7 @@ def running(*arguments: str, cwd: Path, url: str) -> Iterator[Running]:
     try:
         yield found
     finally:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-        process.wait()
+        programs.end(process)
         for reader in readers:
             reader.join(10)
         for stream in (process.stdout, process.stderr):

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+import programs
 from ports import free_ports
 from served import ROOT, clean_environment
 
@@ -116,13 +117,7 @@ def web_server(
         sys.stderr.write(server.output)
         raise
     finally:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        programs.end(process)
 
 
 def _accepts(port: int) -> bool:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from eventmq_original import original_python
-from job_processes import SAMPLES, START_LIMIT, answers
+from job_processes import SAMPLES, START_LIMIT, answers, broker_url, working
 from ports import free_ports
-from served import clean_environment, wait_until
+from served import clean_environment, serving, wait_until
 
 __all__ = ["original_python"]
 
@@ -69,3 +69,24 @@ def tasks() -> Iterator[Callable[[str], Any]]:
         yield located
     finally:
         sample_jobs.jobs.close()
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a broker with a data directory, for all tests of a module."""
+    data = tmp_path_factory.mktemp("jobs") / "data"
+    with serving("--listen", "emqp://127.0.0.1:0", "--data-dir", str(data)) as served:
+        yield broker_url(served)
+
+
+@pytest.fixture(scope="module")
+def worker(url: str) -> Iterator[None]:
+    """A worker of that broker."""
+    with working(url, "--concurrency", "2"):
+        yield
+
+
+@pytest.fixture
+def samples(url: str, tasks: Callable[[str], Any]) -> Any:
+    """The tasks, with their jobs sent to that broker."""
+    return tasks(url)

@@ -5,30 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from job_processes import broker_url, lines_of, until_lines, working
+from job_processes import lines_of, until_lines, working
 from mqcore import errors
 from mqcore.jobs import Jobs, JobStatus
-from served import serving, wait_until
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A broker with a data directory."""
-    directory = tmp_path_factory.mktemp("cancelling")
-    with serving("--listen", "emqp://127.0.0.1:0", "--data-dir", str(directory / "data")) as served:
-        yield broker_url(served)
-
-
-@pytest.fixture
-def samples(url: str, tasks: Callable[[str], Any]) -> Any:
-    """The tasks, with their jobs sent to the broker."""
-    return tasks(url)
+from served import wait_until
 
 
 def waiting(samples: Any, queue: str) -> int:

@@ -5,29 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from job_processes import broker_url, lines_of, until_lines, working
+from job_processes import lines_of, until_lines, working
 from mqcore import errors
-from served import serving
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A broker with a data directory."""
-    directory = tmp_path_factory.mktemp("keys")
-    with serving("--listen", "emqp://127.0.0.1:0", "--data-dir", str(directory / "data")) as served:
-        yield broker_url(served)
-
-
-@pytest.fixture
-def samples(url: str, tasks: Callable[[str], Any]) -> Any:
-    """The tasks, with their jobs sent to the broker."""
-    return tasks(url)
 
 
 def most_at_once(lines: list[str]) -> int:

@@ -5,32 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from job_processes import broker_url, lines_of, until_lines, working
+from job_processes import lines_of, until_lines, working
 from mqcore import errors
 from mqcore.jobs import Jobs, JobStatus
-from served import serving, wait_until
+from served import wait_until
 
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A broker with a data directory and a worker."""
-    directory = tmp_path_factory.mktemp("flows")
-    with serving("--listen", "emqp://127.0.0.1:0", "--data-dir", str(directory / "data")) as served:
-        located = broker_url(served)
-        with working(located, "--concurrency", "2"):
-            yield located
-
-
-@pytest.fixture
-def samples(url: str, tasks: Callable[[str], Any]) -> Any:
-    """The tasks, with their jobs sent to the broker."""
-    return tasks(url)
+pytestmark = pytest.mark.usefixtures("worker")
 
 
 def test_each_job_of_a_chain_gets_the_result_of_the_one_before(samples: Any) -> None:

@@ -5,33 +5,19 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from job_processes import broker_url, until_lines, working
+from job_processes import until_lines, working
 from mqcore import errors
 from mqcore.jobs import Jobs, JobStatus
 from ports import free_ports
 from served import serving, wait_until
 
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A broker with a data directory and a worker."""
-    directory = tmp_path_factory.mktemp("results")
-    with serving("--listen", "emqp://127.0.0.1:0", "--data-dir", str(directory / "data")) as served:
-        located = broker_url(served)
-        with working(located, "--concurrency", "2"):
-            yield located
-
-
-@pytest.fixture
-def samples(url: str, tasks: Callable[[str], Any]) -> Any:
-    """The tasks, with their jobs sent to the broker."""
-    return tasks(url)
+pytestmark = pytest.mark.usefixtures("worker")
 
 
 def test_another_program_gets_the_result_of_a_job_by_its_id(url: str, samples: Any) -> None:

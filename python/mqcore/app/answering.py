@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,7 +12,7 @@ from mqcore import bodies, errors
 from mqcore._raised import ends_task, reason_of
 from mqcore.app.calling import Call
 from mqcore.client import Request, Requests
-from mqcore.client.serving import HANDLER_FAILED_STATUS, failure
+from mqcore.client.serving import HANDLER_FAILED_STATUS, failure, unless_lost
 
 __all__ = ["Answers", "RequestHandler"]
 
@@ -115,9 +114,9 @@ class Answers:
         _LOG.warning("no handler for content type %d of %r; there are: %s", request.content_type, request, known)
         if request.wants_response:
             text = f"there is no handler for content type {request.content_type}; this app has: {known}"
-            await _unless_lost(request.respond(text, status=_NO_HANDLER_STATUS))
+            await unless_lost(request.respond(text, status=_NO_HANDLER_STATUS))
         elif request.wants_acknowledge:
-            await _unless_lost(request.nack("no-handler"))
+            await unless_lost(request.nack("no-handler"))
 
     def _answered(self, task: asyncio.Task[None]) -> None:
         gate, _ = self._answering.pop(task)
@@ -144,25 +143,17 @@ class Answers:
                 span.end(outcome, error)
             _LOG.error("%s failed for %r", handler.name, request, exc_info=error)
             if request.wants_response:
-                await _unless_lost(request.respond(failure(error), status=status or HANDLER_FAILED_STATUS))
+                await unless_lost(request.respond(failure(error), status=status or HANDLER_FAILED_STATUS))
             elif request.wants_acknowledge:
-                await _unless_lost(request.nack(reason_of(error)))
+                await unless_lost(request.nack(reason_of(error)))
             return
         if request.wants_response:
             try:
-                await _unless_lost(request.respond(body))
+                await unless_lost(request.respond(body))
             except errors.TooLarge as error:
                 _LOG.error("%s returned a response that is too large: %s", handler.name, error)
-                await _unless_lost(request.respond(failure(error), status=HANDLER_FAILED_STATUS))
+                await unless_lost(request.respond(failure(error), status=HANDLER_FAILED_STATUS))
         elif request.wants_acknowledge:
-            await _unless_lost(request.ack())
+            await unless_lost(request.ack())
         if span is not None:
             span.end(outcome)
-
-
-async def _unless_lost(answer: Awaitable[None]) -> None:
-    """Answer, unless the connection is lost: then the sender no longer waits."""
-    try:
-        await answer
-    except errors.TransportError as error:
-        _LOG.warning("cannot answer a request: %s", error)

@@ -13,7 +13,7 @@ from mqcore import bodies, errors
 from mqcore._raised import call_in_thread, ends_task, reason_of, text_of
 from mqcore.client.messages import Request
 
-__all__ = ["HANDLER_FAILED_STATUS", "answer", "failure"]
+__all__ = ["HANDLER_FAILED_STATUS", "answer", "failure", "unless_lost"]
 
 HANDLER_FAILED_STATUS: Final = 1
 """Status of the response to a request whose handler raised."""
@@ -47,25 +47,25 @@ async def answer(handler: Callable[[Request[Any]], object | Awaitable[object]], 
             span.end("failed", error)
         _LOG.exception("%s failed for %r", getattr(handler, "__qualname__", handler), request)
         if request.wants_response:
-            await _unless_lost(request.respond(failure(error), status=HANDLER_FAILED_STATUS))
+            await unless_lost(request.respond(failure(error), status=HANDLER_FAILED_STATUS))
         elif request.wants_acknowledge:
-            await _unless_lost(request.nack(reason_of(error)))
+            await unless_lost(request.nack(reason_of(error)))
         return
     if request.wants_response:
         try:
-            await _unless_lost(request.respond(body))
+            await unless_lost(request.respond(body))
         except errors.TooLarge as error:
             if span is not None:
                 span.end("failed", error)
             _LOG.error("%s returned a response that is too large: %s", getattr(handler, "__qualname__", handler), error)
-            await _unless_lost(request.respond(failure(error), status=HANDLER_FAILED_STATUS))
+            await unless_lost(request.respond(failure(error), status=HANDLER_FAILED_STATUS))
     elif request.wants_acknowledge:
-        await _unless_lost(request.ack())
+        await unless_lost(request.ack())
     if span is not None:
         span.end("answered")
 
 
-async def _unless_lost(answer: Awaitable[None]) -> None:
+async def unless_lost(answer: Awaitable[None]) -> None:
     """Answer, unless the connection is lost: then the sender no longer waits."""
     try:
         await answer
