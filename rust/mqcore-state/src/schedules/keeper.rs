@@ -18,7 +18,7 @@ use mqcore_journal::options::Options;
 use mqcore_journal::recovery::RecoveryReport;
 use mqcore_journal::snapshot::Snapshot;
 use mqcore_journal::storage::Storage;
-use mqcore_scheduler::plan::{Plan, Recurrence};
+use mqcore_scheduler::plan::{Plan, PlanProgress, Recurrence};
 use mqcore_scheduler::scheduler::{EntryId, Firing, ScheduleEntry, Scheduler};
 use mqcore_session::schedules::{ScheduleEnd, job_queues};
 
@@ -96,6 +96,8 @@ pub struct Keeper<S: Storage> {
     blocked: BTreeMap<usize, (u64, u64)>,
     /// Runs in their queues, and ended schedules, whose settlement is not saved yet.
     settled: Vec<u64>,
+    /// Progress of schedules that only their runs have: the journal's numbers of the schedules, and their states.
+    caught_up: Vec<(u64, PlanProgress)>,
     fired: u64,
     /// Results, cancellations and flows of jobs.
     ledger: Ledger,
@@ -123,6 +125,7 @@ impl<S: Storage> Keeper<S> {
             unsent: VecDeque::new(),
             blocked: BTreeMap::new(),
             settled: Vec::new(),
+            caught_up: Vec::new(),
             fired: 0,
             ledger: Ledger::default(),
             unsaved: BTreeSet::new(),
@@ -191,6 +194,8 @@ impl<S: Storage> Keeper<S> {
             Some(state) => {
                 entry.state = state;
                 self.scheduler.insert(entry);
+                // The run is settled soon. Without this, a crash after that would repeat it.
+                self.caught_up.push((run.schedule, state));
             }
             None => {
                 self.settled.push(run.schedule);
@@ -365,6 +370,7 @@ impl<S: Storage> Keeper<S> {
     /// Saves due runs. `known` tells which queues exist; runs for others go to `default`. Stops early if the disk is
     /// full, and continues there the next time.
     pub fn write_due(&mut self, known: impl Fn(&QueueAddress) -> bool) -> Result<(), JournalError> {
+        self.save_caught_up()?;
         self.save_jobs()?;
         while let Some(firing) = self.due.front() {
             let run = RunRecord {
@@ -401,6 +407,16 @@ impl<S: Storage> Keeper<S> {
         Ok(())
     }
 
+    /// Saves the progress that only runs had, before anything that follows it.
+    fn save_caught_up(&mut self) -> Result<(), JournalError> {
+        let Some(store) = &mut self.store else { return Ok(()) };
+        for (sequence, state) in &self.caught_up {
+            store.touch(*sequence, state)?;
+        }
+        self.caught_up.clear();
+        Ok(())
+    }
+
     fn send(&mut self, number: u64, run: RunRecord) {
         let to = if run.fallen_back { default_queue() } else { named_queue(&run.run) };
         let shard = to.channel.shard(self.placement);
@@ -424,6 +440,7 @@ impl<S: Storage> Keeper<S> {
     /// # Errors
     /// [`JournalError`].
     pub fn write(&mut self) -> Result<(), JournalError> {
+        self.save_caught_up()?;
         self.save_jobs()?;
         let Some(store) = &mut self.store else {
             self.settled.clear();

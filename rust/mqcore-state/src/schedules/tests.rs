@@ -5,7 +5,9 @@ use mqcore_broker::model::effect::Event;
 use mqcore_broker::model::id::QueueAddress;
 use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
+use mqcore_journal::options::Options;
 use mqcore_journal::storage::MemoryStorage;
+use mqcore_scheduler::plan::PlanProgress;
 use mqcore_scheduler::scheduler::EntryId;
 use mqcore_session::schedules::{Headers, ScheduleRequest};
 
@@ -13,6 +15,7 @@ use super::draft::{Crons, parse_request};
 use super::ended::{EndedSchedule, EndedSchedules};
 use super::keeper::Keeper;
 use super::rounds::{IDLE_MS, RoundTerms, ScheduleRounds};
+use super::store::{RunRecord, ScheduleJournal};
 
 const START: u64 = 1_800_000_000_000;
 /// Queues on different shards.
@@ -140,4 +143,53 @@ fn the_record_of_an_ended_schedule_is_returned_once_it_is_not_needed() {
     assert_eq!(schedules.remove(&EntryId([7; 20])), Some(3));
     assert_eq!(schedules.remove(&EntryId([7; 20])), None);
     assert!(!schedules.has(&EntryId([7; 20]), &[7; 32]) && schedules.has(&EntryId([8; 20]), &[8; 32]));
+}
+
+/// The only schedule of a keeper: its runs so far.
+fn runs_of(keeper: &Keeper<MemoryStorage>) -> u64 {
+    keeper.list(1).schedules[0].runs
+}
+
+fn reopened(disk: &MemoryStorage, now: u64) -> Keeper<MemoryStorage> {
+    let options = Options { now_ms: now, ..Options::default() };
+    let opened = Keeper::open(disk.clone(), options, PLACEMENT, &Crons::default(), &mut |_| Ok(()));
+    opened.expect("it opens").0
+}
+
+/// A power failure may lose the progress of a schedule, which is written after its run.
+#[test]
+fn a_run_whose_schedule_lost_its_progress_is_not_repeated_after_the_next_crash() {
+    let disk = MemoryStorage::new(1);
+    let mut rounds = ScheduleRounds::new(reopened(&disk, START));
+    schedule(&mut rounds, QUEUES[0], 1_000, START);
+    rounds.keeper_mut().commit().expect("the disk works");
+    drop(rounds);
+
+    let options = Options { now_ms: START, ..Options::default() };
+    let mut find = |text: &str, zone: &str| Crons::default().find(text, zone, jiff::tz::db());
+    let (mut store, saved) =
+        ScheduleJournal::open(disk.clone(), options, &mut find, &mut |_| Ok(())).expect("it opens");
+    let planned = &saved.schedules[0];
+    let state = PlanProgress { due_ms: planned.state.due_ms + 1_000, fence: 1, left: planned.state.left };
+    let run = RunRecord {
+        schedule: planned.sequence,
+        id: planned.id,
+        due_ms: planned.state.due_ms,
+        fence: 1,
+        state: Some(state),
+        fallen_back: false,
+        run: planned.run.clone().into(),
+    };
+    store.put_run(saved.next, &run).expect("the disk works");
+    store.write().and_then(|()| store.sync()).expect("the disk works");
+    drop(store);
+
+    let mut keeper = reopened(&disk, START + 2_000);
+    assert_eq!((runs_of(&keeper), keeper.outstanding()), (1, 1), "the run has the progress");
+    keeper.confirmed(&[saved.next]);
+    keeper.commit().expect("the disk works");
+    drop(keeper);
+
+    let keeper = reopened(&disk, START + 2_000);
+    assert_eq!((runs_of(&keeper), keeper.outstanding()), (1, 0));
 }
