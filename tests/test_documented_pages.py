@@ -38,7 +38,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
     if os.name == "nt":
         pytest.skip("the commands of the pages are for POSIX shells")
     tmqp, admin, throttr = free_ports(3)
-    ports = {2622: tmqp, 2627: admin, 9000: throttr, 47290: _eventmq_port()}
+    ports = {2622: tmqp, 2627: admin, 9000: throttr, 47290: _eventmq_port({tmqp, admin, throttr})}
     environment = clean_environment()
     environment |= {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', '')}",
@@ -52,12 +52,14 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
     found.close()
 
 
-def _eventmq_port() -> int:
+def _eventmq_port(taken: set[int]) -> int:
     """A port whose neighbors, which an EventMQ listener takes too, are free."""
     for _ in range(1000):
         port = free_ports(1)[0]
         try:
             with contextlib.ExitStack() as stack:
+                if not taken.isdisjoint(port + above for above in (0, 1, 3, 8, 9)):
+                    continue
                 for above in (1, 3, 8, 9):
                     stack.enter_context(socket.socket()).bind(("127.0.0.1", port + above))
         except OSError:
