@@ -31,9 +31,6 @@ __all__ = ["SCHEMA", "Change", "apply", "export", "plan"]
 SCHEMA: Final = "mqcore.definitions/1"
 """The value of `schema` in every document."""
 
-# A change may change what another one made: a policy changes queues that have options of their own.
-_ROUNDS_MAX: Final = 3
-
 # The value that removes an option, for kinds of options whose absence has a meaning of its own.
 _REMOVING: Final[dict[str, str]] = {"dead letter": "", "rate": "none", "text": ""}
 
@@ -116,11 +113,11 @@ def apply(
     Raises `ConfigError` like `plan`.
     """
     done: list[Change] = []
-    for _ in range(_ROUNDS_MAX):
-        changes = plan(client, wanted, admin=admin, token=token)
-        if not changes:
-            break
-        _perform_all(changes, done)
+    changes = plan(client, wanted, admin=admin, token=token)
+    _perform_all(changes, done)
+    if any(change.subject.startswith("policy ") for change in changes):
+        # A policy changes queues that have options of their own in the document.
+        _perform_all(plan(client, wanted, admin=admin, token=token), done)
     return done
 
 

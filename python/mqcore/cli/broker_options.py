@@ -139,12 +139,7 @@ _OPTIONS: Final = (
         envvar="MQCORE_APP",
         help="Broker, Authority, or mapping of delivery handlers by key, which may contain an Authority.",
     ),
-    click.option(
-        "--log-format",
-        type=click.Choice(["console", "json"]),
-        envvar="MQCORE_LOG_FORMAT",
-        help="Format of log lines. [default: console on a terminal, else json]",
-    ),
+    options.log_format,
     click.option(
         "--drain-timeout",
         type=options.DURATION,

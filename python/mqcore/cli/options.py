@@ -21,6 +21,7 @@ __all__ = [
     "chosen_url",
     "connect",
     "connection",
+    "log_format",
     "split_header",
     "text_of",
 ]
@@ -88,6 +89,16 @@ def text_of(address: tuple[str, int]) -> str:
 def as_json(command: _F) -> _F:
     """Add `--json` to a command."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON with a schema name.")(command)
+
+
+def log_format(command: _F) -> _F:
+    """Add `--log-format` to a command that runs until it is stopped."""
+    return click.option(
+        "--log-format",
+        type=click.Choice(["console", "json"]),
+        envvar="MQCORE_LOG_FORMAT",
+        help="Format of log lines. [default: console on a terminal, else json]",
+    )(command)
 
 
 def connection(command: _F) -> _F:

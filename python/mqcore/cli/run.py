@@ -39,12 +39,7 @@ __all__ = ["run", "serve"]
     type=options.DURATION,
     help="Time for running handlers to finish after SIGTERM. [default: that of the app, 30s]",
 )
-@click.option(
-    "--log-format",
-    type=click.Choice(["console", "json"]),
-    envvar="MQCORE_LOG_FORMAT",
-    help="Format of log lines. [default: console on a terminal, else json]",
-)
+@options.log_format
 def run(
     app: str, url: str | None, workers: int, reload: bool, drain_timeout: float | None, log_format: str | None
 ) -> int:

@@ -74,12 +74,7 @@ _SUMMARY_SECONDS = 10.0
     show_default=True,
     help="Time for running jobs to finish after SIGTERM.",
 )
-@click.option(
-    "--log-format",
-    type=click.Choice(["console", "json"]),
-    envvar="MQCORE_LOG_FORMAT",
-    help="Format of log lines. [default: console on a terminal, else json]",
-)
+@options.log_format
 def worker(
     app: str | None,
     broker: str | None,

@@ -325,14 +325,16 @@ class Jobs:
         `queue` is its queue. It may be omitted if the job runs or is part of a flow. Raises like `Job.cancel`, and
         `InvalidArgument` if the broker does not know the queue.
         """
-        named = queue or (known := self.state(job_id, timeout)).queue
-        if named is None:
-            raise InvalidArgument(
-                f"no worker runs job {job_id}, so its queue is unknown; name it, such as queue='default'"
-            )
-        if queue is None and known.status in {JobStatus.DONE, JobStatus.FAILED}:
-            return False
-        frames = (job_id.encode(), named.encode(), b"hard" if hard else b"soft")
+        if queue is None:
+            known = self.state(job_id, timeout)
+            if known.queue is None:
+                raise InvalidArgument(
+                    f"no worker runs job {job_id}, so its queue is unknown; name it, such as queue='default'"
+                )
+            if known.status in {JobStatus.DONE, JobStatus.FAILED}:
+                return False
+            queue = known.queue
+        frames = (job_id.encode(), queue.encode(), b"hard" if hard else b"soft")
         return answer_of(self.client.ask(b"CANCEL", *frames, timeout=seconds(timeout)), job_id)[1]
 
     def every(
