@@ -18,7 +18,8 @@ fn clients_see_no_broken_promise() {
 
 #[test]
 fn a_seed_replays_to_the_last_byte() {
-    for seed in seeds(20, 500) {
+    // In the first, a worker with several jobs is lost: their clients must hear in the same order each time.
+    for seed in std::iter::once(2_894_081_680).chain(seeds(20, 500)) {
         let scenario = Scenario::of_seed(seed);
         let (first, second) = (run(&scenario, true), run(&scenario, true));
         let difference = first.trace.lines().iter().zip(second.trace.lines()).find(|(one, two)| one != two);

@@ -191,7 +191,9 @@ impl Work {
     /// The worker's connection has ended: notifies the clients of jobs that no other worker gets.
     pub(super) fn abandon(&self, commands: &mut Vec<Command>) {
         let jobs = self.running.iter().flat_map(|(id, jobs)| jobs.iter().map(move |running| (id, running)));
-        let lost: Vec<_> = jobs.filter(|(_, running)| !running.kept).collect();
+        let mut lost: Vec<_> = jobs.filter(|(_, running)| !running.kept).collect();
+        // Clients hear in the order in which the worker got the jobs, whatever the order of the table.
+        lost.sort_unstable_by_key(|(_, running)| running.serial);
         for (id, running) in &lost {
             if let Some(served) = self.queue(running.tag) {
                 self.record_failure(id, &served.address, running.ttl_ms, &lost_result());
