@@ -710,6 +710,9 @@ _Piece: TypeAlias = tuple[int, str, int, int, list[int], int, int]
 def history_columns(name: str) -> list[tuple[str, str, str]]:
     """Return the columns of a view: name, Spark type, and when it is shown."""
 
+def object_archive_manifest(url: str, options: list[str]) -> str | None:
+    """Return the files of an archive on object storage as JSON, or `None` if there are no tables."""
+
 @final
 class History:
     """The history in a data directory, whether a broker runs on it or not."""

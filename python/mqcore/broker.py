@@ -111,6 +111,12 @@ class BrokerOptions(TypedDict, total=False):
     archive_interval: Duration
     archive_max_age: Duration
     archive_max_bytes: int
+    archive_url: str | None
+    archive_options: Sequence[str]
+    archive_partitions: int
+    archive_file_bytes: int
+    archive_compact_after: Duration
+    archive_snapshot_max_age: Duration
     otel: bool
     mask_fields: Sequence[str]
     mask_bodies: Sequence[str]

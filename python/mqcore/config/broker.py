@@ -64,6 +64,22 @@ class BrokerConfig:
     """How long the archive keeps a file, counted from its latest row; 0: forever. Default 0."""
     archive_max_bytes: int = 0
     """Maximum bytes of the archive; the oldest files are removed first; 0: no limit. Default 0."""
+    archive_url: str | None = None
+    """Object storage for the archive instead of the data directory, as Iceberg tables below this URL: ``s3://``, ``s3a://``,
+    ``gs://``, ``az://``, ``abfss://`` or ``file:///``. Each broker needs its own prefix. Default none."""
+    archive_options: tuple[str, ...] = ()
+    """Settings of the object store as ``name=value``, such as ``aws_endpoint_url=http://127.0.0.1:9000``. They override
+    environment variables of the same names, such as ``AWS_ENDPOINT_URL``; keep credentials in the environment.
+    Default none."""
+    archive_partitions: int = 2
+    """Number of partitions of each day on object storage, into which queues are hashed. Only new tables use it.
+    Default 2."""
+    archive_file_bytes: int = 128 * 1024 * 1024
+    """Size in bytes of the files into which small files on object storage are merged. Default 128 MiB."""
+    archive_compact_after: Duration = 900.0
+    """Time after which small files on object storage are merged even if there are few. Default 15 minutes."""
+    archive_snapshot_max_age: Duration = 86_400.0
+    """How long snapshots of the tables on object storage stay available to readers. Default 1 day."""
     otel: bool = False
     """Whether the broker exports spans, metrics and log records with OpenTelemetry. Needs ``pip install mqcore[otel]``.
     The variables ``OTEL_*`` say where to. Default no."""

@@ -12,6 +12,7 @@ does not import any of it. docs/spark.md tells options, columns and promises.
 """
 
 from mqcore.spark.archive import archive, newest_manifest
+from mqcore.spark.bulk import read
 from mqcore.spark.jvm import Java, JavaMissing, ensure_java, find_java
 from mqcore.spark.session import register, session
 
@@ -22,6 +23,7 @@ __all__ = [
     "ensure_java",
     "find_java",
     "newest_manifest",
+    "read",
     "register",
     "session",
 ]

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["archive", "newest_manifest"]
 
 _ATTEMPTS = 8
+TABLES = frozenset({"messages", "steps"})
+"""Tables of an archive."""
 _LISTED_HERE = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _FILES_MAX = 10_000
 """Number of files beyond which listing them in tasks is faster than in the driver."""
@@ -65,9 +67,7 @@ def archive(
 
     Raises `DataDirMissing` if there is no archive, and `DataDirUnreadable` if its manifest is damaged.
     """
-    from pyspark.sql.types import _parse_datatype_string
-
-    if table not in {"messages", "steps"}:
+    if table not in TABLES:
         raise errors.ConfigError(f"unknown table {table!r}; use messages or steps")
     root = Path(local_path("data_dir", str(data_dir))) / "archive"
     manifest = newest_manifest(root)
@@ -81,15 +81,24 @@ def archive(
         and (wanted is None or (file["channel"] or "").lower() in wanted)
         and (dates is None or dates[0] <= file["date"] <= dates[1])
     ]
-    schema: Any = _parse_datatype_string(_MESSAGES if table == "messages" else _STEPS)
+    schema = table_schema(table)
     if not files:
         return spark.createDataFrame([], schema)
-    with _looked_at_here(spark):
+    with listed_in_driver(spark):
         return spark.read.schema(schema).parquet(*files)
 
 
+def table_schema(table: str) -> Any:
+    """Return the Spark schema of a table of the archive. Raises `ConfigError` for an unknown table."""
+    from pyspark.sql.types import _parse_datatype_string
+
+    if table not in TABLES:
+        raise errors.ConfigError(f"unknown table {table!r}; use messages or steps")
+    return _parse_datatype_string(_MESSAGES if table == "messages" else _STEPS)
+
+
 @contextmanager
-def _looked_at_here(spark: SparkSession) -> Iterator[None]:
+def listed_in_driver(spark: SparkSession) -> Iterator[None]:
     """Make Spark list files in the driver. For more than 32 files it would start a job, which takes longer."""
     before = spark.conf.get(_LISTED_HERE, None)
     spark.conf.set(_LISTED_HERE, str(_FILES_MAX))

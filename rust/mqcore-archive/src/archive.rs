@@ -18,23 +18,16 @@ use std::io;
 use std::sync::Arc;
 
 use mqcore_broker::history::LifecycleStep;
-use mqcore_broker::history::packing::unpack;
-use mqcore_broker::history::reader::each_step;
 use mqcore_broker::model::record::RecordError;
-use mqcore_journal::notes::{self, NoteInventory, SealedNotes};
+use mqcore_journal::notes::NoteInventory;
 use mqcore_journal::storage::Storage;
 
 use crate::export::{ExportError, Exporter, Format};
 use crate::manifest::{self, ArchivedRange, FileEntry, Manifest};
 use crate::partition::Partition;
+use crate::round::RoundNotes;
 use crate::tables::{StepPlace, Table};
 
-/// Bytes of notes after which a round takes no further segment.
-const ROUND_BYTES: u64 = 32 * 1024 * 1024;
-/// Number of events after which a round takes no further note. Each takes about 200 bytes of memory until its file is written.
-const ROUND_STEPS: u64 = 256 * 1024;
-/// Bytes of unpacked notes after which a round takes no further note.
-const ROUND_UNPACKED_BYTES: usize = 64 * 1024 * 1024;
 /// Number of manifests preserved, including the newest, so that a reader can still open one it has just chosen.
 const MANIFESTS_KEPT: u64 = 8;
 /// Directory of files that are not complete yet.
@@ -191,21 +184,14 @@ impl<S: Storage> Archive<S> {
     ) -> Result<RunSummary, ArchiveError> {
         let go_on = || if stop() { Err(ArchiveError::Interrupted) } else { Ok(()) };
         let from = self.archived(shard, inventory.journal);
-        let plan = Plan::new(inventory, from);
         let mut round = RunSummary { archived: from, ..RunSummary::default() };
-        if plan.below <= from {
+        let Some(notes) = RoundNotes::read(shard, journal, inventory, from, &go_on)? else {
             return Ok(round);
-        }
-        let mut read = Vec::new();
-        for sealed in &plan.segments {
-            go_on()?;
-            let name = format!("segment {} of shard {shard}", sealed.segment);
-            read.push((*sealed, notes::read(journal, sealed).map_err(failed("reading", &name))?));
-        }
-        let taken = take(shard, inventory.journal, &read, from, plan.below, &go_on)?;
+        };
+        let taken = take(shard, &notes, from, &go_on)?;
         round.missing = (taken.below - from).saturating_sub(taken.notes);
         round.archived = taken.below;
-        round.more = taken.below < plan.below || plan.more;
+        round.more = taken.below < notes.below() || notes.more();
         let number = self.manifest.number + 1;
         let mut next = Manifest { number, written_ms: now_ms, ..self.manifest.clone() };
         for (index, (key, file)) in taken.files.into_iter().enumerate() {
@@ -297,6 +283,7 @@ impl<S: Storage> Archive<S> {
             shard,
             channel: address.map(|(channel, _)| channel.to_owned()),
             queue_id: address.map(|(_, id)| id),
+            queues: None,
             date: partition.date(),
             bytes: bytes.len() as u64,
             rows,
@@ -360,7 +347,7 @@ impl<S: Storage> Archive<S> {
     }
 }
 
-fn failed(doing: &'static str, path: &str) -> impl FnOnce(io::Error) -> ArchiveError {
+pub(crate) fn failed(doing: &'static str, path: &str) -> impl FnOnce(io::Error) -> ArchiveError {
     move |source| ArchiveError::Io { doing, path: path.to_owned(), source }
 }
 
@@ -391,38 +378,6 @@ fn read_manifest<S: Storage>(storage: &S, number: u64) -> Result<Manifest, Archi
         return Err(ArchiveError::Manifest { path, why });
     }
     Ok(found)
-}
-
-/// The segments that a round reads, and the number up to which it may archive.
-struct Plan {
-    segments: Vec<SealedNotes>,
-    /// All remaining notes below this number are in `segments`, or do not exist.
-    below: u64,
-    more: bool,
-}
-
-impl Plan {
-    /// Selects segments by their smallest note number, until there are enough. Housekeeping may have copied notes to later
-    /// segments, so only numbers that no other segment can contain are archived.
-    fn new(inventory: &NoteInventory, from: u64) -> Self {
-        let mut sealed: Vec<_> =
-            inventory.sealed.iter().filter(|sealed| sealed.last >= from).copied().collect();
-        sealed.sort_unstable_by_key(|sealed| (sealed.first, sealed.segment));
-        let mut plan = Self { segments: Vec::new(), below: from, more: false };
-        let mut bytes = 0;
-        for (index, segment) in sealed.iter().enumerate() {
-            if bytes >= ROUND_BYTES && plan.below > from {
-                plan.more = true;
-                break;
-            }
-            bytes += segment.bytes;
-            plan.segments.push(*segment);
-            let last = plan.segments.iter().map(|sealed| sealed.last.saturating_add(1)).max().unwrap_or(from);
-            let others = sealed.get(index + 1).map_or(u64::MAX, |next| next.first);
-            plan.below = last.min(others).min(inventory.open_from).max(from);
-        }
-        plan
-    }
 }
 
 /// A file that a round is building.
@@ -465,57 +420,13 @@ struct CollectedNotes {
 
 fn take(
     shard: u32,
-    journal: u64,
-    read: &[(SealedNotes, Vec<u8>)],
+    notes: &RoundNotes,
     from: u64,
-    below: u64,
     go_on: &dyn Fn() -> Result<(), ArchiveError>,
 ) -> Result<CollectedNotes, ArchiveError> {
-    let mut found: Vec<(u64, &[u8])> = Vec::new();
-    for (sealed, bytes) in read {
-        notes::each(journal, sealed, bytes, &mut |note| {
-            if (from..below).contains(&note.number) {
-                found.push((note.number, note.payload));
-            }
-        });
-    }
-    found.sort_unstable_by_key(|(number, _)| *number);
-    // Interrupted housekeeping may leave a note twice.
-    found.dedup_by_key(|(number, _)| *number);
     let mut files = Files::default();
-    let (mut steps, mut bytes, mut notes, mut reached) = (0, 0, 0, below);
-    let mut memory = Vec::new();
-    for (number, payload) in found {
-        go_on()?;
-        if steps >= ROUND_STEPS || bytes >= ROUND_UNPACKED_BYTES {
-            reached = number;
-            break;
-        }
-        let mut position = 0;
-        let mut broken = None;
-        let mut show = |step: LifecycleStep<'_>| {
-            let place = StepPlace { shard, note: number, position };
-            position += 1;
-            if broken.is_none() {
-                broken = files.add(place, &step).err();
-            }
-        };
-        let outcome = unpack(payload, &mut memory).and_then(|block| {
-            bytes += block.len();
-            each_step(block, &mut show)
-        });
-        steps += u64::from(position);
-        if let Some(error) = broken {
-            return Err(error.into());
-        }
-        match outcome {
-            Ok(()) => notes += 1,
-            // The checksum matches, but mqcore did not write this content. The readable part is archived.
-            Err(RecordError::Malformed { .. }) => {}
-            Err(later) => return Err(ArchiveError::Record(later)),
-        }
-    }
-    Ok(CollectedNotes { files: files.growing.into_iter().collect(), notes, below: reached })
+    let taken = notes.each_step(shard, from, go_on, &mut |place, step| files.add(place, step))?;
+    Ok(CollectedNotes { files: files.growing.into_iter().collect(), notes: taken.notes, below: taken.below })
 }
 
 /// The files of a round, and the name of each queue, shared by all its rows.

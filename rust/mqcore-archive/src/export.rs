@@ -20,7 +20,7 @@ const BATCH_BYTES: usize = 4 * 1024 * 1024;
 /// Maximum number of rows in a row group.
 const GROUP_ROWS: usize = 256 * 1024;
 /// Compressed size in bytes at which a row group is completed.
-const GROUP_BYTES: usize = 64 * 1024 * 1024;
+pub const GROUP_BYTES: usize = 64 * 1024 * 1024;
 /// Zstandard level. Compared with 1, files are a fifth smaller for a tenth more work; 3 costs as much again for little gain.
 const EFFORT: i32 = 2;
 
@@ -67,7 +67,7 @@ impl<W: Write + Send> Exporter<W> {
         let schema = table.schema();
         let sink = match format {
             Format::Parquet => {
-                let options = ArrowWriterOptions::new().with_properties(properties());
+                let options = ArrowWriterOptions::new().with_properties(parquet_properties());
                 Sink::Parquet(Box::new(ArrowWriter::try_new_with_options(into, schema, options)?))
             }
             Format::Arrow => Sink::Arrow(Box::new(StreamWriter::try_new(into, &schema)?)),
@@ -126,7 +126,7 @@ impl<W: Write + Send> Exporter<W> {
 
 /// Zstandard compression, minimum and maximum of every searchable column, dictionaries for repetitive values, and delta
 /// encoding for ascending numbers.
-fn properties() -> WriterProperties {
+pub fn parquet_properties() -> WriterProperties {
     let effort = ZstdLevel::try_new(EFFORT).unwrap_or_default();
     let mut properties = WriterProperties::builder()
         .set_compression(Compression::ZSTD(effort))

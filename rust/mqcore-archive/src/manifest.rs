@@ -71,6 +71,9 @@ pub struct FileEntry {
     pub channel: Option<String>,
     /// Queue id.
     pub queue_id: Option<u16>,
+    /// First and last queue, `channel/id`, of a file with rows of several queues.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queues: Option<(String, String)>,
     /// UTC day of all rows.
     pub date: String,
     /// Size in bytes.
@@ -98,7 +101,8 @@ fn unknown_note() -> u64 {
 }
 
 impl Manifest {
-    pub(crate) fn empty() -> Self {
+    /// Returns the manifest of an archive without files.
+    pub fn empty() -> Self {
         Self {
             format: FORMAT.to_owned(),
             schema_version: SCHEMA_VERSION,

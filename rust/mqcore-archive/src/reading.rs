@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`columns`] | views and their columns |
 //! | [`request`] | selection of rows and columns |
+//! | [`source`] | where the files of an archive are |
 //! | `segments` | which segment file of a journal contains which notes |
 //! | [`rows`] | a range of the history as record batches |
 
@@ -15,8 +16,8 @@ pub mod columns;
 pub mod request;
 pub mod rows;
 mod segments;
+pub mod source;
 
-use std::fs;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -32,12 +33,10 @@ use serde::{Deserialize, Serialize};
 use columns::{note_of, sequence};
 use request::HistoryRequest;
 use rows::PieceReader;
-use segments::{KnownFiles, Segments, failed, found};
+use segments::{KnownFiles, Segments};
+use source::ArchiveSource;
 
 use crate::manifest::{self, Manifest};
-
-/// Number of attempts to read the newest manifest. Each failure may mean that a newer manifest has replaced it.
-const ATTEMPTS: u32 = 8;
 
 /// Why the history cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -87,6 +86,14 @@ pub enum ReadError {
         /// Reason.
         why: String,
     },
+    /// The archive on object storage cannot be read.
+    #[error("reading the archive {url}: {why}")]
+    Remote {
+        /// URL of the archive.
+        url: String,
+        /// Reason.
+        why: String,
+    },
     /// The request is invalid.
     #[error("{0}")]
     Request(String),
@@ -132,13 +139,13 @@ pub struct Piece {
 pub struct ShardHistory {
     number: u32,
     segments: Segments,
-    archive: PathBuf,
+    archive: Arc<dyn ArchiveSource>,
 }
 
 impl ShardHistory {
-    /// Creates the history of a shard from its journal's directory and the archive's directory. Neither needs to exist.
-    pub fn new(number: u32, journal: &Path, archive: &Path) -> Self {
-        Self { number, segments: Segments::new(journal.to_path_buf()), archive: archive.to_path_buf() }
+    /// Creates the history of a shard from its journal's directory, which need not exist, and the archive.
+    pub fn new(number: u32, journal: &Path, archive: Arc<dyn ArchiveSource>) -> Self {
+        Self { number, segments: Segments::new(journal.to_path_buf()), archive }
     }
 
     /// Returns the available range.
@@ -262,7 +269,7 @@ impl ShardHistory {
 
     /// Returns the newest manifest; `None`: there is no archive.
     fn manifest(&self) -> Result<Option<Manifest>, ReadError> {
-        newest_manifest(&self.archive)
+        self.archive.manifest()
     }
 
     /// Returns the numbers below which all notes are archived and below which retention removed rows; zeros for another journal.
@@ -348,38 +355,4 @@ impl KnownFiles {
 
 fn hex(journal: u64) -> String {
     format!("{journal:016x}")
-}
-
-/// Reads the newest manifest of an archive; `None`: there is none.
-///
-/// # Errors
-/// [`ReadError::Manifest`] and [`ReadError::Io`] if it cannot be read.
-pub fn newest_manifest(archive: &Path) -> Result<Option<Manifest>, ReadError> {
-    let mut attempts = 0;
-    loop {
-        let Some(number) = newest_number(archive)? else { return Ok(None) };
-        let path = archive.join(manifest::path(number));
-        match found(fs::read(&path)).map_err(|source| failed(&path, source))? {
-            Some(bytes) => {
-                return Manifest::parse(&bytes).map(Some).map_err(|why| ReadError::Manifest { path, why });
-            }
-            None if attempts < ATTEMPTS => attempts += 1,
-            None => return Err(failed(&path, io::ErrorKind::NotFound.into())),
-        }
-    }
-}
-
-fn newest_number(archive: &Path) -> Result<Option<u64>, ReadError> {
-    let directory = archive.join(manifest::DIRECTORY);
-    let Some(entries) = found(fs::read_dir(&directory)).map_err(|source| failed(&directory, source))? else {
-        return Ok(None);
-    };
-    let mut newest = None;
-    for entry in entries {
-        let name = entry.map_err(|source| failed(&directory, source))?.file_name();
-        let number =
-            name.to_str().and_then(|name| manifest::number(&format!("{}{name}", manifest::DIRECTORY)));
-        newest = newest.max(number);
-    }
-    Ok(newest)
 }

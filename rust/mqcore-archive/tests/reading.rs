@@ -14,6 +14,7 @@ use arrow_array::types::Int64Type;
 use mqcore_archive::archive::{Archive, Retention};
 use mqcore_archive::reading::columns::{note_of, sequence};
 use mqcore_archive::reading::request::HistoryRequest;
+use mqcore_archive::reading::source::DirectoryArchive;
 use mqcore_archive::reading::{Piece, ReadError, ShardHistory};
 use mqcore_archive::tree::TreeStorage;
 use mqcore_broker::history::Block;
@@ -52,6 +53,11 @@ fn archive(root: &Path) -> Archive<TreeStorage> {
     Archive::open(TreeStorage::open(root.join("archive")).expect("a sound disk")).expect("a sound disk")
 }
 
+fn history(root: &Path) -> ShardHistory {
+    let archive = Arc::new(DirectoryArchive::new(&root.join("archive")));
+    ShardHistory::new(0, &root.join("shard-0"), archive)
+}
+
 fn request() -> Arc<HistoryRequest> {
     Arc::new(
         HistoryRequest::parse(r#"{"view":"steps","columns":["sequence","missing"]}"#).expect("it is one"),
@@ -82,7 +88,7 @@ impl Run {
     fn new(seed: u64) -> Self {
         let root = TempDir::new().expect("a place for temporary files");
         let journal = open(root.path());
-        let reader = ShardHistory::new(0, &root.path().join("shard-0"), &root.path().join("archive"));
+        let reader = history(root.path());
         let (written, pending) = (BTreeMap::new(), Vec::new());
         Self {
             chance: Random::new(seed),
@@ -138,7 +144,7 @@ impl Run {
             _ => {
                 // A reader that knows nothing yet.
                 let root = self.root.path();
-                self.reader = Arc::new(ShardHistory::new(0, &root.join("shard-0"), &root.join("archive")));
+                self.reader = Arc::new(history(root));
             }
         }
     }

@@ -14,7 +14,7 @@ use mqcore_broker::model::options::{
 };
 use mqcore_broker::model::router::RouterDefinition;
 use mqcore_broker::model::topic::TopicLimits;
-use mqcore_server::config::history::{ArchiveConfig, HistoryConfig};
+use mqcore_server::config::history::{ArchiveConfig, HistoryConfig, ObjectArchiveConfig};
 use mqcore_server::config::mask::MaskConfig;
 use mqcore_server::config::{
     ClientCertificates, ClockConfig, Config, Encryption, ListenerConfig, ListenerTls,
@@ -209,6 +209,7 @@ fn history(config: &Bound<'_, PyAny>) -> PyResult<Option<HistoryConfig>> {
         interval: duration(config, "archive_interval")?,
         max_age: limit(duration(config, "archive_max_age")?, Duration::ZERO),
         max_bytes: limit(field(config, "archive_max_bytes")?, 0),
+        objects: object_archive(config)?,
     };
     Ok(Some(HistoryConfig {
         options: HistoryOptions { bodies: field(config, "history_bodies")? },
@@ -216,6 +217,32 @@ fn history(config: &Bound<'_, PyAny>) -> PyResult<Option<HistoryConfig>> {
         max_bytes: field(config, "history_max_bytes")?,
         archive: field::<bool>(config, "archive")?.then_some(archive),
     }))
+}
+
+/// The archive on object storage, if there is a URL.
+fn object_archive(config: &Bound<'_, PyAny>) -> PyResult<Option<ObjectArchiveConfig>> {
+    let Some(url) = field::<Option<String>>(config, "archive_url")? else { return Ok(None) };
+    Ok(Some(ObjectArchiveConfig {
+        options: field::<Vec<String>>(config, "archive_options")?
+            .iter()
+            .map(|option| store_option(option))
+            .collect::<PyResult<_>>()?,
+        buckets: field(config, "archive_partitions")?,
+        file_bytes: field(config, "archive_file_bytes")?,
+        compact_after: duration(config, "archive_compact_after")?,
+        snapshot_max_age: duration(config, "archive_snapshot_max_age")?,
+        url,
+    }))
+}
+
+/// A setting of the object store, `name=value`.
+pub(crate) fn store_option(option: &str) -> PyResult<(String, String)> {
+    let (name, value) = option.split_once('=').ok_or_else(|| {
+        error::ConfigError::new_err(format!(
+            "invalid archive_options {option:?}: write name=value, such as aws_region=eu-central-1"
+        ))
+    })?;
+    Ok((name.trim().to_owned(), value.trim().to_owned()))
 }
 
 /// A limit; `none` means no limit.

@@ -3,14 +3,15 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use mqcore_server::storage::history::arrow_stream;
 use mqcore_server::storage::history::{
     Batches, Group, HistoryDir, HistoryError, HistoryRequest, Piece, View,
 };
+use mqcore_server::storage::history::{archived_objects, arrow_stream};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
+use crate::config::store_option;
 use crate::error;
 use crate::error::{DataDirUnreadable, HistoryLost};
 
@@ -36,6 +37,18 @@ fn view(name: &str) -> PyResult<View> {
         "steps" => Ok(View::Steps),
         _ => Err(PyValueError::new_err(format!("unknown view {name:?}; use 'messages' or 'steps'"))),
     }
+}
+
+/// The newest state of an archive on object storage: a manifest in JSON, as for an archive in a directory, in which the paths
+/// are URLs. `None`: there are no tables. `options` are settings `name=value` of the store.
+#[pyfunction]
+pub(crate) fn object_archive_manifest(
+    py: Python<'_>,
+    url: &str,
+    options: Vec<String>,
+) -> PyResult<Option<String>> {
+    let options = options.iter().map(|option| store_option(option)).collect::<PyResult<_>>()?;
+    py.detach(|| archived_objects(url, &options)).map_err(raised)
 }
 
 /// The columns of a view: name, Spark type, and when to show it (`default`, `headers`, `meta` or `alias`).

@@ -10,7 +10,9 @@
 //! | `journal_thread` | that thread |
 //! | `journal_batch` | the shard's input to it |
 //! | `body_reader` | reads message bodies back into memory |
-//! | `archiver` | the thread that copies history to Parquet files |
+//! | `archiver` | the thread that copies history to the archive |
+//! | `object_archive` | the archive on object storage, as that thread uses it |
+//! | `archive_location` | where the archive of a data directory is |
 //! | [`backup`] | a consistent copy while the broker runs |
 //! | [`archive`] | that copy as a tar stream |
 //! | [`history`] | events of messages, read while a broker runs |
@@ -29,10 +31,12 @@ pub mod history;
 pub mod inspection;
 pub mod loss;
 
+pub(crate) mod archive_location;
 pub(crate) mod archiver;
 pub(crate) mod body_reader;
 pub(crate) mod journal_batch;
 mod journal_thread;
 pub(crate) mod journal_writer;
 mod manifest;
+pub(crate) mod object_archive;
 mod parts;

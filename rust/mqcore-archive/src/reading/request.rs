@@ -115,10 +115,21 @@ impl HistoryRequest {
 
     /// Whether a file of the archive may contain matching rows.
     pub(super) fn may_want(&self, file: &FileEntry) -> bool {
-        let queue = file.channel.as_ref().zip(file.queue_id).map(|(channel, id)| format!("{channel}/{id}"));
         file.table == self.shape.view().table().as_str()
             && self.overlaps_ms(file.min_time_ms, file.max_time_ms)
-            && self.wants_queue(queue.as_deref())
+            && self.may_want_queues(file)
+    }
+
+    fn may_want_queues(&self, file: &FileEntry) -> bool {
+        match &file.queues {
+            // Patterns ignore case, so that only a file with one queue can be excluded.
+            Some((first, last)) => first != last || self.wants_queue(Some(first)),
+            None => {
+                let queue = file.channel.as_ref().zip(file.queue_id);
+                let queue = queue.map(|(channel, id)| format!("{channel}/{id}"));
+                self.wants_queue(queue.as_deref())
+            }
+        }
     }
 }
 

@@ -5,7 +5,6 @@
 //! neither are lost.
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::mem;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -13,7 +12,7 @@ use std::sync::Arc;
 
 use arrow_array::builder::BooleanBuilder;
 use arrow_array::cast::AsArray;
-use arrow_array::types::TimestampMicrosecondType;
+use arrow_array::types::{Int32Type, TimestampMicrosecondType};
 use arrow_array::{Array, BooleanArray, RecordBatch, RecordBatchReader};
 use arrow_schema::{ArrowError, SchemaRef};
 use arrow_select::filter::filter_record_batch;
@@ -27,8 +26,9 @@ use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchR
 
 use super::columns::{View, note_of, sequence, sequences, text};
 use super::request::HistoryRequest;
-use super::segments::{Records, failed, found};
+use super::segments::{Records, failed};
 use super::{Piece, ReadError, ShardHistory};
+use crate::conforming::plain;
 use crate::manifest::{FileEntry, Manifest};
 use crate::tables::{Rows, StepPlace};
 
@@ -37,7 +37,7 @@ const BATCH_ROWS: usize = 16 * 1024;
 /// Size in bytes at which a batch is completed. Larger batches are slower, because fresh memory is slow.
 const BATCH_BYTES: usize = 2 * 1024 * 1024;
 /// Columns used to evaluate the conditions on rows.
-const DECIDING: [&str; 5] = ["time", "note", "position", "kind", "queue"];
+const DECIDING: [&str; 6] = ["time", "shard", "note", "position", "kind", "queue"];
 /// Number of searches for missing notes. Between two searches, notes can only move further once.
 const ATTEMPTS: u32 = 8;
 
@@ -70,7 +70,7 @@ pub struct PieceReader {
 enum ReadStep {
     Segment(u32),
     /// A file, and the notes to read from it.
-    File(FileEntry, Vec<Range<u64>>),
+    File(Box<FileEntry>, Vec<Range<u64>>),
 }
 
 /// The source that is being read.
@@ -171,7 +171,7 @@ impl PieceReader {
             let overlaps =
                 notes.iter().any(|range| file.min_note < range.end && range.start <= file.max_note);
             if file.shard == self.shard.number && overlaps && self.request.may_want(file) {
-                self.steps.push_back(ReadStep::File(file.clone(), notes.clone()));
+                self.steps.push_back(ReadStep::File(Box::new(file.clone()), notes.clone()));
             }
         }
         Ok(())
@@ -198,6 +198,7 @@ impl PieceReader {
             }
             OpenSource::File(mut file) => {
                 let Some(batch) = file.reader.next() else { return Ok(()) };
+                let batch = batch.and_then(|batch| plain(&batch));
                 let batch = batch.map_err(|error| parquet_failed(&file.path, error.to_string()))?;
                 self.ready.extend(self.wanted(&file, &batch)?);
                 self.open = OpenSource::File(file);
@@ -286,11 +287,9 @@ impl PieceReader {
         Ok(())
     }
 
-    fn open_file(&mut self, file: FileEntry, notes: Vec<Range<u64>>) -> Result<(), ReadError> {
-        let path = self.shard.archive.join(&file.path);
-        let Some(handle) = found(File::open(&path)).map_err(|source| failed(&path, source))? else {
-            return self.lose_file(&file);
-        };
+    fn open_file(&mut self, file: Box<FileEntry>, notes: Vec<Range<u64>>) -> Result<(), ReadError> {
+        let path = self.shard.archive.location(&file);
+        let Some(handle) = self.shard.archive.open(&file)? else { return self.lose_file(&file) };
         let broken = |error: parquet::errors::ParquetError| parquet_failed(&path, error.to_string());
         let builder = ParquetRecordBatchReaderBuilder::try_new(handle).map_err(broken)?;
         let inside =
@@ -318,7 +317,7 @@ impl PieceReader {
             .as_ref()
             .is_some_and(|manifest| manifest.files.iter().any(|other| other.path == file.path));
         if named {
-            let path = self.shard.archive.join(&file.path);
+            let path = self.shard.archive.location(file);
             return Err(failed(&path, std::io::ErrorKind::NotFound.into()));
         }
         let replaced = manifest.iter().flat_map(|manifest| &manifest.files).any(|other| {
@@ -356,6 +355,12 @@ impl PieceReader {
             .column_by_name("time")
             .and_then(|times| times.as_primitive_opt::<TimestampMicrosecondType>())
             .ok_or_else(|| ArrowError::SchemaError("the column time has an unexpected type".to_owned()))?;
+        let shards = rows
+            .column_by_name("shard")
+            .and_then(|shards| shards.as_primitive_opt::<Int32Type>())
+            .ok_or_else(|| {
+            ArrowError::SchemaError("the column shard has an unexpected type".to_owned())
+        })?;
         let (kinds, queues) = (text(rows, "kind")?, text(rows, "queue")?);
         let mut memory = Memory::default();
         let mut mask = BooleanBuilder::with_capacity(rows.num_rows());
@@ -363,7 +368,8 @@ impl PieceReader {
             let at = all.value(row).cast_unsigned();
             let queue = queues.is_valid(row).then(|| queues.value(row));
             mask.append_value(
-                self.range.contains(&at)
+                shards.value(row).cast_unsigned() == self.shard.number
+                    && self.range.contains(&at)
                     && notes.iter().any(|range| range.contains(&note_of(at)))
                     && self.request.wants_time(times.value(row))
                     && self.request.wants_kind(kinds.value(row))

@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 
 use mqcore_tls::error::TlsConfigError;
 
+use mqcore_lake::error::LakeError;
+
 use crate::authority::store::StoreError;
 use crate::config::error::ConfigError;
 use crate::storage::data_dir::DataDirError;
@@ -39,6 +41,12 @@ pub enum StartError {
     Thread {
         /// The error of the system.
         source: io::Error,
+    },
+    /// The URL of the archive, or one of its options, is invalid.
+    #[error(transparent)]
+    Archive {
+        /// Reason.
+        source: LakeError,
     },
     /// An address could not be bound.
     #[error("cannot listen on {address}: {source}")]

@@ -58,11 +58,13 @@ use crate::shard::inbox::{self, ShardHandle, ShardInbox};
 use crate::stats::counters::Counters;
 use crate::stats::failures::Failures;
 use crate::stats::totals::TotalsHistory;
+use crate::storage::archive_location;
 use crate::storage::archiver::Archiver;
 use crate::storage::backup::{BackupDesk, Wake};
 use crate::storage::data_dir::{DataDir, Opened, SideJournal, shard_name};
 use crate::storage::journal_batch::HistoryTerms;
 use crate::storage::journal_writer::JournalWriter;
+use crate::storage::object_archive::ObjectArchive;
 use mqcore_state::schedules::keeper::Keeper;
 use mqcore_state::schedules::publisher;
 
@@ -444,7 +446,14 @@ fn start_archiver(
 ) -> Result<Option<Archiver>, StartError> {
     let archive = config.history.as_ref().and_then(|history| history.archive.as_ref());
     let Some((archive, directory)) = archive.zip(directory) else { return Ok(None) };
-    let archiver = Archiver::start(archive.clone(), hub, Arc::clone(directory));
+    let objects = archive.objects.as_ref().map(|objects| {
+        let names = (0..hub.shards.len()).map(shard_name);
+        let journals = names.filter_map(|name| directory.identity_of(&name)).collect();
+        archive_location::remember(directory, objects)?;
+        ObjectArchive::new(objects, journals).map_err(|source| StartError::Archive { source })
+    });
+    let objects = objects.transpose()?;
+    let archiver = Archiver::start(archive.clone(), hub, Arc::clone(directory), objects);
     archiver.map(Some).map_err(|source| StartError::Thread { source })
 }
 

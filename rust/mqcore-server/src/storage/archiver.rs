@@ -1,4 +1,5 @@
-//! The thread that copies history from the journals to Parquet files.
+//! The thread that copies history from the journals to the archive: Parquet files in the data directory, or Iceberg tables
+//! on object storage.
 //!
 //! The journal writers announce sealed segments. This thread reads them at a low priority, and reports how far it got.
 //! No other thread waits for it, except that a stop waits until it has given up its round. It retries what fails, and
@@ -6,20 +7,23 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
-use mqcore_archive::archive::{Archive, ArchiveError, Retention};
+use mqcore_archive::archive::{Archive, ArchiveError, Retention, RunSummary};
 use mqcore_archive::tree::TreeStorage;
 use mqcore_broker::model::time::Timestamp;
 use mqcore_journal::notes::NoteInventory;
+use mqcore_lake::error::LakeError;
 
 use crate::config::history::ArchiveConfig;
 use crate::hub::Hub;
 use crate::stats::counters::ArchiveCounters;
 use crate::storage::data_dir::DataDir;
+use crate::storage::object_archive::ObjectArchive;
 
 /// Time before a retry.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
@@ -41,7 +45,12 @@ pub(crate) struct Archiver {
 
 impl Archiver {
     /// Starts the thread.
-    pub(crate) fn start(config: ArchiveConfig, hub: &Arc<Hub>, directory: Arc<DataDir>) -> io::Result<Self> {
+    pub(crate) fn start(
+        config: ArchiveConfig,
+        hub: &Arc<Hub>,
+        directory: Arc<DataDir>,
+        objects: Option<ObjectArchive>,
+    ) -> io::Result<Self> {
         let alive = hub.shutdown.enter();
         let (offers, receiver) = channel();
         let archived: Arc<[AtomicU64]> = (0..hub.shards.len()).map(|_| AtomicU64::new(0)).collect();
@@ -53,6 +62,7 @@ impl Archiver {
             directory,
             archived: Arc::clone(&archived),
             archive: None,
+            objects,
             offered: BTreeMap::new(),
             retained: None,
             failed: None,
@@ -90,9 +100,30 @@ fn yield_to_others() {
     }
 }
 
+/// Why the archive cannot be written.
+#[derive(Debug, thiserror::Error)]
+enum ArchiverError {
+    #[error(transparent)]
+    Files(#[from] ArchiveError),
+    #[error(transparent)]
+    Objects(#[from] LakeError),
+}
+
+impl ArchiverError {
+    /// Whether the broker stops.
+    fn is_interruption(&self) -> bool {
+        matches!(
+            self,
+            Self::Files(ArchiveError::Interrupted)
+                | Self::Objects(LakeError::Archive(ArchiveError::Interrupted))
+        )
+    }
+}
+
 /// History of a shard that can be read.
-struct Offer {
-    inventory: NoteInventory,
+#[derive(Debug)]
+pub(crate) struct Offer {
+    pub(crate) inventory: NoteInventory,
     /// When it was announced.
     at: Timestamp,
 }
@@ -104,6 +135,8 @@ struct ArchiveThread {
     archived: Arc<[AtomicU64]>,
     /// `None`: not opened yet, or closed after a failure.
     archive: Option<Archive<TreeStorage>>,
+    /// The archive on object storage, which replaces the one in the data directory.
+    objects: Option<ObjectArchive>,
     offered: BTreeMap<usize, Offer>,
     retained: Option<Instant>,
     /// The time of the last failure, until an attempt succeeds.
@@ -124,9 +157,18 @@ impl ArchiveThread {
             if self.failed.is_some_and(|failed| failed.elapsed() < RETRY_INTERVAL) {
                 continue;
             }
-            match self.work(offers) {
+            let worked = match self.objects.take() {
+                None => self.work(offers).map_err(ArchiverError::from),
+                Some(mut objects) => {
+                    let worked = self.work_remotely(&mut objects, offers).map_err(ArchiverError::from);
+                    self.objects = Some(objects);
+                    worked
+                }
+            };
+            match worked {
                 Ok(true) => self.succeeded(),
-                Ok(false) | Err(ArchiveError::Interrupted) => return,
+                Ok(false) => return,
+                Err(error) if error.is_interruption() => return,
                 Err(error) => self.gave_up(&error),
             }
         }
@@ -189,20 +231,7 @@ impl ArchiveThread {
                 }
                 round => round?,
             };
-            self.archived[shard].store(round.archived, Ordering::Release);
-            let waiting = inventory.next.saturating_sub(round.archived);
-            counters.waiting[shard].store(waiting, Ordering::Relaxed);
-            if round.missing > 0 {
-                tracing::error!(
-                    shard,
-                    missing = round.missing,
-                    "history was removed or unreadable before it was archived"
-                );
-            }
-            counters.missing.add(round.missing);
-            counters.rounds.add(u64::from(round.files > 0));
-            counters.rows.add(round.rows);
-            counters.bytes.add(round.bytes);
+            self.account(shard, offer, round);
             self.measure(counters);
             if !self.take_offers(offers) {
                 return Ok(false);
@@ -214,6 +243,69 @@ impl ArchiveThread {
                 return Ok(true);
             }
         }
+    }
+
+    /// Archives everything offered on object storage, and maintains the tables while nothing is offered. False at the end.
+    fn work_remotely(
+        &mut self,
+        objects: &mut ObjectArchive,
+        offers: &Receiver<(usize, NoteInventory)>,
+    ) -> Result<bool, LakeError> {
+        let hub = Arc::clone(&self.hub);
+        loop {
+            while !self.offered.is_empty() {
+                let offered = mem::take(&mut self.offered);
+                let archived = objects.archive(&offered, &self.directory, &hub);
+                if archived.is_err() {
+                    self.offered = offered;
+                    return archived.map(|_| true);
+                }
+                for (shard, round) in archived? {
+                    self.account(shard, &offered[&shard], round);
+                }
+                let size = objects.size();
+                hub.counters.archive.files.store(size.files, Ordering::Relaxed);
+                hub.counters.archive.file_bytes.store(size.bytes, Ordering::Relaxed);
+                if !self.take_offers(offers) {
+                    return Ok(false);
+                }
+                for (shard, offer) in offered {
+                    let archived = self.archived[shard].load(Ordering::Acquire);
+                    let more = archived < offer.inventory.open_from && objects.has_more(shard);
+                    match self.offered.get(&shard).map(|next| next.at) {
+                        None if more => {
+                            self.offered.insert(shard, offer);
+                        }
+                        next => hub.counters.archive.caught_up(shard, next),
+                    }
+                }
+            }
+            let removed = objects.maintain(&self.config, &hub)?;
+            hub.counters.archive.removed_files.add(removed.size.files);
+            hub.counters.archive.removed_bytes.add(removed.size.bytes);
+            if !self.take_offers(offers) {
+                return Ok(false);
+            }
+            if !removed.more && self.offered.is_empty() {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Reports a round of one shard.
+    fn account(&self, shard: usize, offer: &Offer, round: RunSummary) {
+        let counters = &self.hub.counters.archive;
+        self.archived[shard].store(round.archived, Ordering::Release);
+        let waiting = offer.inventory.next.saturating_sub(round.archived);
+        counters.waiting[shard].store(waiting, Ordering::Relaxed);
+        if round.missing > 0 {
+            let missing = round.missing;
+            tracing::error!(shard, missing, "history was removed or unreadable before it was archived");
+        }
+        counters.missing.add(round.missing);
+        counters.rounds.add(u64::from(round.files > 0));
+        counters.rows.add(round.rows);
+        counters.bytes.add(round.bytes);
     }
 
     fn open(&mut self) -> Result<&mut Archive<TreeStorage>, ArchiveError> {
@@ -254,7 +346,7 @@ impl ArchiveThread {
         }
     }
 
-    fn gave_up(&mut self, error: &ArchiveError) {
+    fn gave_up(&mut self, error: &ArchiverError) {
         self.archive = None;
         self.hub.counters.archive.failures.add(1);
         self.hub.counters.archive.failing.store(1, Ordering::Relaxed);
@@ -264,7 +356,7 @@ impl ArchiveThread {
     }
 }
 
-fn open(path: &std::path::Path) -> Result<TreeStorage, ArchiveError> {
+pub(crate) fn open(path: &std::path::Path) -> Result<TreeStorage, ArchiveError> {
     TreeStorage::open(path).map_err(|source| ArchiveError::Io {
         doing: "opening",
         path: path.display().to_string(),

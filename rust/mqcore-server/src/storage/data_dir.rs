@@ -8,6 +8,7 @@
 //! DIR/admin       the URL of the admin side of the broker that holds the lock, if it has one
 //! DIR/shard-K/    the journal of shard K
 //! DIR/nodes/      the journal of messages for upstream brokers
+//! DIR/archive.json where the archive on object storage is, if there is one
 //! DIR/limits/     the journal of persistent counters and buffers
 //! DIR/schedules/  the journal of schedules and their runs
 //! ```
@@ -304,6 +305,10 @@ impl DataDir {
     }
 
     /// The directory of the archive.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     pub(crate) fn archive(&self) -> PathBuf {
         self.path.join(ARCHIVE)
     }

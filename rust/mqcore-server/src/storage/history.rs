@@ -1,22 +1,42 @@
 //! Reads the history in a data directory, with or without a broker that runs on it. Locks and changes nothing.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
 use arrow_array::ffi_stream::FFI_ArrowArrayStream;
+use mqcore_archive::reading::source::ArchiveSource;
 use mqcore_archive::reading::{ReadError, ShardHistory};
+use mqcore_lake::reading::LakeArchive;
+use mqcore_lake::store::Store;
 
 pub use mqcore_archive::reading::columns::{Column, Group, View};
 pub use mqcore_archive::reading::request::HistoryRequest;
 pub use mqcore_archive::reading::rows::{Batches, PieceReader};
 pub use mqcore_archive::reading::{Ends, Piece, ReadError as HistoryError};
 
-use crate::storage::data_dir::{ARCHIVE, DataDirError, shard_name};
+use crate::storage::archive_location::CombinedArchive;
+use crate::storage::data_dir::{DataDirError, shard_name};
 use crate::storage::manifest::Manifest;
 
 /// A range of one shard's history, for [`HistoryDir::advance`]: shard, first sequence, and the end, exclusive.
 pub type Stretch = (u32, Range<u64>);
+
+/// Returns the list of files of an archive on object storage in JSON; `None`: there are no tables.
+///
+/// # Errors
+/// [`HistoryError`] if the URL is invalid or the tables cannot be read.
+pub fn archived_objects(
+    url: &str,
+    options: &BTreeMap<String, String>,
+) -> Result<Option<String>, HistoryError> {
+    let failed = |why: String| ReadError::Remote { url: url.to_owned(), why };
+    let store = Store::open(url, options).map_err(|error| failed(error.to_string()))?;
+    let manifest = LakeArchive::new(store)?.manifest()?;
+    let json = manifest.as_ref().map(serde_json::to_string).transpose();
+    json.map_err(|error| failed(error.to_string()))
+}
 
 /// All shards' histories in a data directory.
 #[derive(Debug)]
@@ -34,10 +54,10 @@ impl HistoryDir {
             return Err(DataDirError::Missing { path: path.to_path_buf(), missing: path.to_path_buf() });
         }
         let shards = Manifest::read(path).map_err(|error| error.at(path))?.manifest.shards;
-        let archive = path.join(ARCHIVE);
-        let shards = (0..shards)
-            .map(|shard| Arc::new(ShardHistory::new(shard as u32, &path.join(shard_name(shard)), &archive)));
-        Ok(Self { shards: shards.collect() })
+        let archive: Arc<dyn ArchiveSource> = Arc::new(CombinedArchive::open(path)?);
+        let history =
+            |shard| ShardHistory::new(shard as u32, &path.join(shard_name(shard)), Arc::clone(&archive));
+        Ok(Self { shards: (0..shards).map(|shard| Arc::new(history(shard))).collect() })
     }
 
     /// How far each shard's history reaches now.

@@ -1,0 +1,105 @@
+//! Errors of the archive on object storage.
+
+use mqcore_archive::archive::ArchiveError;
+use mqcore_archive::export::ExportError;
+
+/// Why the archive on object storage cannot be opened, written or read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LakeError {
+    /// The URL, or a setting that belongs to it, is invalid.
+    #[error("invalid archive URL {url:?}: {why}")]
+    Url {
+        /// The URL.
+        url: String,
+        /// Reason.
+        why: String,
+    },
+    /// The store refused a request, or does not answer.
+    #[error("{doing} {path}: {source}")]
+    Store {
+        /// Operation.
+        doing: &'static str,
+        /// Path of the object.
+        path: String,
+        /// Error of the store.
+        source: object_store::Error,
+    },
+    /// The store overwrites an object although the request forbids it. Two brokers could then destroy each other's commits.
+    #[error(
+        "the object store of {url} ignores conditional writes (If-None-Match), so commits would not be safe; \
+         use a store that honors them, or a REST catalog"
+    )]
+    Unconditional {
+        /// The archive's URL.
+        url: String,
+    },
+    /// The tables belong to another broker.
+    #[error(
+        "the archive {url} belongs to the broker {owner}, and this is {this}; use another prefix for each broker"
+    )]
+    Owner {
+        /// The archive's URL.
+        url: String,
+        /// Identity of the broker that created the tables.
+        owner: String,
+        /// Identity of this broker.
+        this: String,
+    },
+    /// Another process with the same data directory has opened the archive since.
+    #[error(
+        "another process has taken over the archive {url} (epoch {epoch}; this process has {this}); \
+         this process stops archiving"
+    )]
+    Fenced {
+        /// The archive's URL.
+        url: String,
+        /// Epoch of the table.
+        epoch: u64,
+        /// Epoch of this process.
+        this: u64,
+    },
+    /// Someone else has committed to the table. Open the archive again.
+    #[error("another commit to the table {table} came first")]
+    Conflict {
+        /// Name of the table.
+        table: &'static str,
+    },
+    /// The table exists, but mqcore cannot write it.
+    #[error("cannot use the Iceberg table {location}: {why}")]
+    Table {
+        /// Location of the table.
+        location: String,
+        /// Reason.
+        why: String,
+    },
+    /// Metadata of a table cannot be encoded or decoded.
+    #[error("metadata of the Iceberg table: {0}")]
+    Iceberg(#[from] iceberg::Error),
+    /// A Parquet file cannot be written or read.
+    #[error(transparent)]
+    Export(#[from] ExportError),
+    /// The journal cannot be read, or the caller asked to stop.
+    #[error(transparent)]
+    Archive(#[from] ArchiveError),
+}
+
+impl LakeError {
+    /// Returns a function that adds the operation and the path to an error of the store.
+    pub(crate) fn store(doing: &'static str, path: &str) -> impl FnOnce(object_store::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Store { doing, path, source }
+    }
+}
+
+impl From<parquet::errors::ParquetError> for LakeError {
+    fn from(error: parquet::errors::ParquetError) -> Self {
+        Self::Export(ExportError::Parquet(error))
+    }
+}
+
+impl From<arrow_schema::ArrowError> for LakeError {
+    fn from(error: arrow_schema::ArrowError) -> Self {
+        Self::Export(ExportError::Arrow(error))
+    }
+}

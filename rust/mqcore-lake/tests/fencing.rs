@@ -1,0 +1,178 @@
+//! Only one writer commits: a second broker is refused, a replaced process stops, and delayed commits come to nothing.
+
+use std::sync::Arc;
+
+use mqcore_archive::reading::source::ArchiveSource as _;
+use mqcore_lake::error::LakeError;
+use mqcore_lake::lake::{Lake, LakeOptions, ShardInput};
+use mqcore_lake::reading::LakeArchive;
+use mqcore_lake::store::Store;
+
+use crate::reader::{manifest, notes, place};
+use crate::source::{Source, now_ms};
+use crate::unreliable::{Failure, Unreliable};
+
+const DAY_MS: u64 = 86_400_000;
+
+fn options(journal: u64) -> LakeOptions {
+    LakeOptions { journals: vec![journal], ..LakeOptions::default() }
+}
+
+async fn archive(lake: &mut Lake, source: &Source) -> Result<u64, LakeError> {
+    let inventory = source.journal.sealed_notes();
+    let input = ShardInput { shard: 0, journal: &source.disk, inventory: &inventory, start: 0 };
+    Ok(lake.round(&[input], now_ms(), &|| false).await?[0].archived)
+}
+
+async fn read(store: &Store) -> std::collections::BTreeMap<u64, u64> {
+    let store = store.clone();
+    tokio::task::spawn_blocking(move || notes(&store, 0)).await.expect("no panic")
+}
+
+#[tokio::test]
+async fn notes_are_in_the_table_once_after_any_number_of_rounds_and_openings() {
+    let store = place(Unreliable::new());
+    let mut source = Source::new(77);
+    for round in 0..5 {
+        let mut lake = Lake::open(store.clone(), options(77), None, now_ms()).await.expect("a healthy store");
+        assert_eq!(lake.epoch(), round + 1);
+        for _ in 0..2 {
+            source.note(DAY_MS + round);
+            source.note(2 * DAY_MS);
+            source.seal();
+            let archived = archive(&mut lake, &source).await.expect("a healthy store");
+            assert_eq!(archived, source.written.keys().max().expect("there are some") + 1);
+        }
+    }
+    assert_eq!(read(&store).await, source.written);
+}
+
+#[tokio::test]
+async fn another_broker_is_refused_and_changes_nothing() {
+    let objects = Unreliable::new();
+    let store = place(objects.clone());
+    let mut source = Source::new(77);
+    source.note(1);
+    source.seal();
+    let mut lake = Lake::open(store.clone(), options(77), None, now_ms()).await.expect("a healthy store");
+    archive(&mut lake, &source).await.expect("a healthy store");
+    let before = objects.names().await;
+    let refused = Lake::open(store.clone(), options(78), None, now_ms()).await.expect_err("another broker");
+    assert!(matches!(refused, LakeError::Owner { .. }), "{refused}");
+    assert!(refused.to_string().contains("use another prefix"), "{refused}");
+    assert_eq!(objects.names().await, before);
+    source.note(2);
+    source.seal();
+    archive(&mut lake, &source).await.expect("the owner continues");
+    assert_eq!(read(&store).await, source.written);
+}
+
+#[tokio::test]
+async fn a_replaced_process_stops_for_good() {
+    let store = place(Unreliable::new());
+    let mut source = Source::new(77);
+    let mut old = Lake::open(store.clone(), options(77), None, now_ms()).await.expect("a healthy store");
+    source.note(1);
+    source.seal();
+    archive(&mut old, &source).await.expect("a healthy store");
+    let mut new = Lake::open(store.clone(), options(77), None, now_ms()).await.expect("a healthy store");
+    source.note(2);
+    source.seal();
+    let conflict = archive(&mut old, &source).await.expect_err("the new process has taken over");
+    assert!(matches!(conflict, LakeError::Conflict { .. }), "{conflict}");
+    let fenced = Lake::open(store.clone(), options(77), Some(old.epoch()), now_ms()).await;
+    assert!(matches!(fenced, Err(LakeError::Fenced { epoch: 2, this: 1, .. })), "{fenced:?}");
+    archive(&mut new, &source).await.expect("the new process continues");
+    assert_eq!(read(&store).await, source.written);
+}
+
+#[tokio::test]
+async fn a_delayed_commit_has_no_effect_after_the_next_opening() {
+    // Each change of a round in turn arrives only after the archive was opened again.
+    for after in 0.. {
+        let objects = Unreliable::new();
+        let store = place(objects.clone());
+        let mut source = Source::new(77);
+        let mut lake = Lake::open(store.clone(), options(77), None, now_ms()).await.expect("a healthy store");
+        source.note(1);
+        source.seal();
+        objects.fail(after, Failure::Delayed);
+        let archived = archive(&mut lake, &source).await;
+        objects.heal();
+        let epoch = lake.epoch();
+        drop(lake);
+        let mut lake = Lake::open(store.clone(), options(77), Some(epoch), now_ms()).await.expect("healed");
+        objects.deliver().await;
+        let complete = archive(&mut lake, &source).await.expect("a healthy store");
+        assert_eq!(complete, source.written.keys().max().expect("one") + 1);
+        let mut lake = Lake::open(store.clone(), options(77), None, now_ms()).await.expect("a healthy store");
+        source.note(2);
+        source.seal();
+        archive(&mut lake, &source).await.expect("a healthy store");
+        assert_eq!(read(&store).await, source.written, "with a failure after {after} changes");
+        if archived.is_ok() {
+            assert!(after > 5, "a round makes several changes");
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_ignores_conditions_is_refused() {
+    let mut objects = Unreliable::new();
+    objects.ignores_conditions = true;
+    let refused = Lake::open(place(objects), options(77), None, now_ms()).await.expect_err("it is unsafe");
+    assert!(matches!(refused, LakeError::Unconditional { .. }), "{refused}");
+    assert!(refused.to_string().contains("If-None-Match"), "{refused}");
+}
+
+#[tokio::test]
+async fn small_files_are_merged_and_expired_snapshots_leave_nothing_behind() {
+    let objects = Unreliable::new();
+    let store = place(objects.clone());
+    let mut source = Source::new(77);
+    let mut lake = Lake::open(store.clone(), options(77), None, now_ms()).await.expect("a healthy store");
+    for _ in 0..9 {
+        source.note(DAY_MS);
+        source.note(3 * DAY_MS);
+        source.seal();
+        archive(&mut lake, &source).await.expect("a healthy store");
+    }
+    assert_eq!(lake.size().files, 18);
+    let mut merges = Vec::new();
+    while let Some(merge) = lake.compact(now_ms(), &|| false).await.expect("a healthy store") {
+        merges.push((merge.before, merge.after));
+    }
+    assert_eq!(merges, [(9, 1), (9, 1)]);
+    assert_eq!(lake.size().files, 2);
+    assert_eq!(read(&store).await, source.written);
+    // Earlier snapshots still need the small files.
+    let data = |names: &[String]| names.iter().filter(|name| name.ends_with(".parquet")).count();
+    assert_eq!(data(&objects.names().await), 20);
+    assert!(lake.expire(now_ms() + 3 * DAY_MS).await.expect("a healthy store") > 0);
+    assert_eq!(data(&objects.names().await), 2);
+    assert_eq!(read(&store).await, source.written);
+    let described = tokio::task::spawn_blocking(move || manifest(&store)).await.expect("no panic");
+    assert_eq!(described.files.len(), 2);
+}
+
+#[tokio::test]
+async fn a_reader_notices_that_its_version_is_long_gone() {
+    let store = place(Unreliable::new());
+    let mut source = Source::new(77);
+    let mut lake = Lake::open(store.clone(), options(77), None, now_ms()).await.expect("a healthy store");
+    let reader = Arc::new(LakeArchive::new(store.clone()).expect("a thread"));
+    let files = async || {
+        let reader = Arc::clone(&reader);
+        let read = move || reader.manifest().expect("it can be read").expect("there are tables").files.len();
+        tokio::task::spawn_blocking(read).await.expect("no panic")
+    };
+    assert_eq!(files().await, 0);
+    // More commits than metadata files are preserved.
+    for round in 1..60 {
+        source.note(round * DAY_MS);
+        source.seal();
+        archive(&mut lake, &source).await.expect("a healthy store");
+    }
+    assert_eq!(files().await, 59);
+}

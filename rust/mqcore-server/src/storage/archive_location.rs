@@ -1,0 +1,120 @@
+//! Where the archive of a data directory is: in the directory itself, on object storage, or first in one and later in the other.
+//!
+//! A broker with an archive on object storage leaves its URL in the file `archive.json`, so that readers of the directory find
+//! it. The file contains no credentials: readers take them from their own environment.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use mqcore_archive::manifest::{FileEntry, Manifest};
+use mqcore_archive::reading::ReadError;
+use mqcore_archive::reading::source::{ArchiveFile, ArchiveSource, DirectoryArchive};
+use mqcore_journal::storage::private::private_options;
+use mqcore_lake::reading::LakeArchive;
+use mqcore_lake::store::Store;
+use serde::{Deserialize, Serialize};
+
+use crate::config::history::ObjectArchiveConfig;
+use crate::storage::data_dir::{ARCHIVE, DataDir, DataDirError};
+
+/// The file with the URL.
+const FILE: &str = "archive.json";
+/// Parts of the names of options that are never written to it.
+const SECRETS: [&str; 6] = ["secret", "key", "token", "password", "sas", "credential"];
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Location {
+    url: String,
+    options: BTreeMap<String, String>,
+}
+
+/// Stores where the archive is.
+pub(crate) fn remember(directory: &DataDir, config: &ObjectArchiveConfig) -> Result<(), DataDirError> {
+    let path = directory.path().join(FILE);
+    write(&path, config).map_err(|source| DataDirError::Io { path, source })
+}
+
+fn write(path: &Path, config: &ObjectArchiveConfig) -> io::Result<()> {
+    let open = |name: &&String| !SECRETS.iter().any(|secret| name.to_lowercase().contains(secret));
+    let options = config.options.iter().filter(|(name, _)| open(name));
+    let location = Location {
+        url: config.url.clone(),
+        options: options.map(|(name, value)| (name.clone(), value.clone())).collect(),
+    };
+    let json = serde_json::to_vec_pretty(&location)?;
+    let temporary = path.with_extension("new");
+    let mut file = private_options().write(true).create(true).truncate(true).open(&temporary)?;
+    file.write_all(&json)?;
+    file.sync_data()?;
+    fs::rename(temporary, path)
+}
+
+/// The archive in a data directory and the one on object storage, as one.
+#[derive(Debug)]
+pub(super) struct CombinedArchive {
+    files: DirectoryArchive,
+    objects: Option<LakeArchive>,
+}
+
+impl CombinedArchive {
+    /// Finds the archive of a data directory. Sends no request.
+    pub(super) fn open(directory: &Path) -> Result<Self, DataDirError> {
+        let files = DirectoryArchive::new(&directory.join(ARCHIVE));
+        let path = directory.join(FILE);
+        let failed = |source: io::Error| DataDirError::Io { path: path.clone(), source };
+        let json = match fs::read(&path) {
+            Ok(json) => json,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok(Self { files, objects: None });
+            }
+            Err(error) => return Err(failed(error)),
+        };
+        let location: Location = serde_json::from_slice(&json).map_err(|error| failed(error.into()))?;
+        let store =
+            Store::open(&location.url, &location.options).map_err(io::Error::other).map_err(failed)?;
+        let objects = LakeArchive::new(store).map_err(io::Error::other).map_err(failed)?;
+        Ok(Self { files, objects: Some(objects) })
+    }
+
+    /// The source that contains a file.
+    fn of(&self, file: &FileEntry) -> &dyn ArchiveSource {
+        match &self.objects {
+            Some(objects) if file.path.contains("://") => objects,
+            _ => &self.files,
+        }
+    }
+}
+
+impl ArchiveSource for CombinedArchive {
+    fn manifest(&self) -> Result<Option<Manifest>, ReadError> {
+        let files = self.files.manifest()?;
+        let Some(objects) = &self.objects else { return Ok(files) };
+        Ok(match (files, objects.manifest()?) {
+            (Some(files), Some(objects)) => Some(combined(files, objects)),
+            (files, objects) => objects.or(files),
+        })
+    }
+
+    fn open(&self, file: &FileEntry) -> Result<Option<ArchiveFile>, ReadError> {
+        self.of(file).open(file)
+    }
+
+    fn location(&self, file: &FileEntry) -> PathBuf {
+        self.of(file).location(file)
+    }
+}
+
+/// Object storage continues where the directory ends.
+fn combined(files: Manifest, mut objects: Manifest) -> Manifest {
+    for (shard, earlier) in files.shards {
+        let reach = objects.shards.entry(shard).or_insert_with(|| earlier.clone());
+        if reach.journal == earlier.journal {
+            reach.notes = reach.notes.max(earlier.notes);
+            reach.kept_from = reach.kept_from.max(earlier.kept_from);
+        }
+    }
+    objects.files.splice(0..0, files.files);
+    objects
+}
