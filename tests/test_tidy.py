@@ -88,7 +88,7 @@ MAY_KNOW = {
 ONLY_IN = {
     "tokio": {"mqcore-lake", "mqcore-server", "mqcore-client", "mqcore-python"},
     "axum": {"mqcore-server"},
-    "rustls": {"mqcore-tls"},
+    "rustls": {"mqcore-tls", "mqcore-lake"},
     "tokio-rustls": {"mqcore-server", "mqcore-client"},
     "pyo3": {"mqcore-python"},
     "pyo3-asyncio": {"mqcore-python"},
