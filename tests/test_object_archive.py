@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import subprocess
+import sys
 import time
 import urllib.request
 from collections import Counter
@@ -94,9 +96,9 @@ def bodies(store: ObjectStore, url: str) -> Counter[str]:
     return Counter(body.decode() for body in found["body"].to_pylist())
 
 
-def wait_for(store: ObjectStore, url: str, sent: dict[str, str]) -> None:
+def wait_for(store: ObjectStore, url: str, sent: dict[str, str], limit: float = ARCHIVED) -> None:
     """Wait until every message is in the table, and check that it is there once."""
-    deadline = time.monotonic() + ARCHIVED
+    deadline = time.monotonic() + limit
     while (found := bodies(store, url)).total() < len(sent):
         assert time.monotonic() < deadline, f"{found.total()} of {len(sent)} messages are archived"
         time.sleep(0.2)
@@ -260,6 +262,30 @@ def test_a_second_broker_is_refused(store: ObjectStore, tmp_path: Path) -> None:
         wait_for(store, url, sent)
 
 
+def test_a_restored_broker_does_not_write_to_tables_that_are_ahead_of_it(store: ObjectStore, tmp_path: Path) -> None:
+    url = f"s3://{BUCKET}/restored"
+    admin = ("--admin", "http://127.0.0.1:0")
+    command = [sys.executable, "-m", "mqcore"]
+    with serving("--data-dir", str(tmp_path / "data"), *admin, environment=environment(store, url)) as broker:
+        backup = [*command, "backup", "--to", str(tmp_path / "backup.tar"), "--url", broker.admin_url]
+        subprocess.run(backup, check=True, capture_output=True)
+        sent = publish(broker, 2, 20)
+        wait_for(store, url, sent)
+        assert broker.terminate() == 0
+    restore = [*command, "restore", str(tmp_path / "backup.tar"), "--data-dir", str(tmp_path / "again")]
+    subprocess.run(restore, check=True, capture_output=True)
+    with serving("--data-dir", str(tmp_path / "again"), environment=environment(store, url)) as broker:
+        publish(broker, 2, 60, first=1000)
+        refused = "set archive_url to another prefix"
+        wait_until(lambda: refused in "".join(broker.stderr_lines), limit=ARCHIVED, what="the refusal")
+        assert broker.terminate() == 0
+    assert bodies(store, url) == Counter(sent.keys())
+    # With a place of its own, it archives everything that its journal has.
+    url = f"s3://{BUCKET}/restored-again"
+    with serving("--data-dir", str(tmp_path / "again"), environment=environment(store, url)) as broker:
+        wait_until(lambda: bodies(store, url).total() == 60, limit=ARCHIVED, what="the archive of the restored broker")
+
+
 def test_killed_brokers_archive_everything_once(store: ObjectStore, tmp_path: Path) -> None:
     url = f"s3://{BUCKET}/killed"
     settings = environment(store, url, MQCORE_ARCHIVE_COMPACT_AFTER="0s", MQCORE_ARCHIVE_SNAPSHOT_MAX_AGE="1s")
@@ -270,7 +296,7 @@ def test_killed_brokers_archive_everything_once(store: ObjectStore, tmp_path: Pa
             time.sleep((number * 7 % 20) / 20)
             broker.process.kill()
     with serving("--data-dir", str(tmp_path / "data"), environment=settings) as broker:
-        wait_for(store, url, sent)
+        wait_for(store, url, sent, limit=5 * ARCHIVED)
         assert broker.terminate() == 0
 
 

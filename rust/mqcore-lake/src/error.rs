@@ -59,6 +59,20 @@ pub enum LakeError {
         /// Epoch of this process.
         this: u64,
     },
+    /// The tables contain history that this data directory does not know, as after `mqcore restore` of an older backup. New
+    /// events would have the numbers of that history.
+    #[error(
+        "the archive {url} has history of shard {shard} up to note {archived}, which this data directory does not know, as \
+         after the restore of a backup; set archive_url to another prefix"
+    )]
+    Ahead {
+        /// The archive's URL.
+        url: String,
+        /// Shard number.
+        shard: u32,
+        /// Number below which all notes are in a table.
+        archived: u64,
+    },
     /// Someone else has committed to the table. Open the archive again.
     #[error("another commit to the table {table} came first")]
     Conflict {

@@ -50,6 +50,8 @@ pub struct LakeOptions {
     pub writer: String,
     /// Identities of the journals of this broker's shards. A table of other journals belongs to another broker.
     pub journals: Vec<u64>,
+    /// Whether the broker has not used these tables before. They may then contain no history of its journals. Default false.
+    pub is_new: bool,
     /// Number of partitions of each day. Only new tables use it. Default 2.
     pub buckets: u32,
     /// Size in bytes of the files that compaction makes. Default 128 MiB.
@@ -65,6 +67,7 @@ impl Default for LakeOptions {
         Self {
             writer: Uuid::new_v4().to_string(),
             journals: Vec::new(),
+            is_new: false,
             buckets: 2,
             target_bytes: 128 << 20,
             compact_after_ms: 15 * 60_000,
@@ -77,6 +80,14 @@ impl LakeOptions {
     /// The identity under which a broker creates tables: that of its first journal.
     fn identity(&self) -> String {
         self.journals.first().map(|&journal| hex(journal)).unwrap_or_default()
+    }
+
+    /// Returns history of this broker's journals that it cannot have archived: the shard, and the end of its notes.
+    fn unknown(&self, table: &IcebergTable) -> Option<(u32, u64)> {
+        let journals: Vec<_> = self.journals.iter().map(|&journal| hex(journal)).collect();
+        let own = |(_, reach): &(u32, ArchivedRange)| reach.notes > 0 && journals.contains(&reach.journal);
+        let found = shards(table).into_iter().find(own).filter(|_| self.is_new);
+        found.map(|(shard, reach)| (shard, reach.notes))
     }
 
     /// Whether one of this broker's journals created the table or is in it. A journal that the operator gave up as lost has
@@ -145,6 +156,9 @@ impl Lake {
             if !options.owns(owner, table) {
                 let (url, owner) = (store.url().to_owned(), owner.to_owned());
                 return Err(LakeError::Owner { url, owner, this: options.identity() });
+            }
+            if let Some((shard, archived)) = options.unknown(table) {
+                return Err(LakeError::Ahead { url: store.url().to_owned(), shard, archived });
             }
             let opened = table.property(EPOCH).and_then(|epoch| epoch.parse().ok()).unwrap_or(0);
             // An interrupted opening of this process may have raised the epoch of one table.
@@ -221,6 +235,10 @@ impl Lake {
             let (shard, journal) = (input.shard, input.inventory.journal);
             let froms = [0, 1].map(|index| reach(&self.tables[index], shard, journal).notes.max(input.start));
             let from = froms[0].min(froms[1]);
+            let archived = froms[0].max(froms[1]);
+            if archived > input.inventory.next {
+                return Err(LakeError::Ahead { url: self.store.url().to_owned(), shard, archived });
+            }
             let mut summary = RunSummary { archived: from, ..RunSummary::default() };
             if let Some(notes) = RoundNotes::read(shard, input.journal, input.inventory, from, &go_on)? {
                 let mut rows = Collected::new();

@@ -176,3 +176,34 @@ async fn a_reader_notices_that_its_version_is_long_gone() {
     }
     assert_eq!(files().await, 59);
 }
+
+#[tokio::test]
+async fn a_journal_from_an_older_backup_is_refused_instead_of_losing_its_new_history() {
+    let store = place(Unreliable::new());
+    let mut source = Source::new(77);
+    let mut lake = Lake::open(store.clone(), options(77), None, now_ms()).await.expect("a healthy store");
+    for _ in 0..5 {
+        source.note(DAY_MS);
+    }
+    source.seal();
+    archive(&mut lake, &source).await.expect("a healthy store");
+    // The same journal as it was after its second note, and another third one.
+    let mut restored = Source::new(77);
+    for _ in 0..3 {
+        restored.note(2 * DAY_MS);
+    }
+    restored.seal();
+    let refused = archive(&mut lake, &restored).await.expect_err("its notes have numbers of others");
+    assert!(matches!(refused, LakeError::Ahead { shard: 0, archived: 5, .. }), "{refused}");
+    assert!(refused.to_string().contains("set archive_url to another prefix"), "{refused}");
+    // Later, the restored journal is as long as the other one was. Its data directory has not seen these tables.
+    for _ in 0..9 {
+        restored.note(2 * DAY_MS);
+    }
+    restored.seal();
+    let new = LakeOptions { is_new: true, ..options(77) };
+    let refused =
+        Lake::open(store.clone(), new, None, now_ms()).await.expect_err("there is history of its journal");
+    assert!(matches!(refused, LakeError::Ahead { shard: 0, archived: 5, .. }), "{refused}");
+    assert_eq!(read(&store).await, source.written);
+}

@@ -58,7 +58,6 @@ use crate::shard::inbox::{self, ShardHandle, ShardInbox};
 use crate::stats::counters::Counters;
 use crate::stats::failures::Failures;
 use crate::stats::totals::TotalsHistory;
-use crate::storage::archive_location;
 use crate::storage::archiver::Archiver;
 use crate::storage::backup::{BackupDesk, Wake};
 use crate::storage::data_dir::{DataDir, Opened, SideJournal, shard_name};
@@ -449,8 +448,7 @@ fn start_archiver(
     let objects = archive.objects.as_ref().map(|objects| {
         let names = (0..hub.shards.len()).map(shard_name);
         let journals = names.filter_map(|name| directory.identity_of(&name)).collect();
-        archive_location::remember(directory, objects)?;
-        ObjectArchive::new(objects, journals).map_err(|source| StartError::Archive { source })
+        ObjectArchive::new(objects, directory, journals).map_err(|source| StartError::Archive { source })
     });
     let objects = objects.transpose()?;
     let archiver = Archiver::start(archive.clone(), hub, Arc::clone(directory), objects);

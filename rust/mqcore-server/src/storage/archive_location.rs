@@ -8,6 +8,7 @@ use std::fs;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
+use mqcore_archive::archive::ArchiveError;
 use mqcore_archive::manifest::{FileEntry, Manifest};
 use mqcore_archive::reading::ReadError;
 use mqcore_archive::reading::source::{ArchiveFile, ArchiveSource, DirectoryArchive};
@@ -31,9 +32,17 @@ struct Location {
 }
 
 /// Stores where the archive is.
-pub(crate) fn remember(directory: &DataDir, config: &ObjectArchiveConfig) -> Result<(), DataDirError> {
+pub(crate) fn remember(directory: &DataDir, config: &ObjectArchiveConfig) -> Result<(), ArchiveError> {
     let path = directory.path().join(FILE);
-    write(&path, config).map_err(|source| DataDirError::Io { path, source })
+    let failed = |source| ArchiveError::Io { doing: "writing", path: path.display().to_string(), source };
+    write(&path, config).map_err(failed)
+}
+
+/// Whether the data directory has used this archive before.
+pub(crate) fn is_known(directory: &DataDir, config: &ObjectArchiveConfig) -> bool {
+    let known = fs::read(directory.path().join(FILE)).ok();
+    let known = known.and_then(|json| serde_json::from_slice::<Location>(&json).ok());
+    known.is_some_and(|known| known.url == config.url)
 }
 
 fn write(path: &Path, config: &ObjectArchiveConfig) -> io::Result<()> {

@@ -255,7 +255,7 @@ impl ArchiveThread {
         loop {
             while !self.offered.is_empty() {
                 let offered = mem::take(&mut self.offered);
-                let archived = objects.archive(&offered, &self.directory, &hub);
+                let archived = objects.archive(&offered, &hub);
                 if archived.is_err() {
                     self.offered = offered;
                     return archived.map(|_| true);

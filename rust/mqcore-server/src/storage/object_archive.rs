@@ -15,6 +15,7 @@ use tokio::runtime::Handle;
 
 use crate::config::history::{ArchiveConfig, ObjectArchiveConfig};
 use crate::hub::Hub;
+use crate::storage::archive_location;
 use crate::storage::archiver::{Offer, open};
 use crate::storage::data_dir::DataDir;
 
@@ -34,6 +35,8 @@ pub(crate) struct Maintained {
 #[derive(Debug)]
 pub(crate) struct ObjectArchive {
     store: Store,
+    config: ObjectArchiveConfig,
+    directory: Arc<DataDir>,
     options: LakeOptions,
     runtime: Handle,
     /// `None`: not opened yet, or closed after a failure.
@@ -50,10 +53,15 @@ impl ObjectArchive {
     ///
     /// # Errors
     /// [`LakeError::Url`] if the URL or an option is invalid.
-    pub(crate) fn new(config: &ObjectArchiveConfig, journals: Vec<u64>) -> Result<Self, LakeError> {
+    pub(crate) fn new(
+        config: &ObjectArchiveConfig,
+        directory: &Arc<DataDir>,
+        journals: Vec<u64>,
+    ) -> Result<Self, LakeError> {
         let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
         let options = LakeOptions {
             journals,
+            is_new: !archive_location::is_known(directory, config),
             buckets: config.buckets,
             target_bytes: config.file_bytes,
             compact_after_ms: ms(config.compact_after),
@@ -62,6 +70,8 @@ impl ObjectArchive {
         };
         Ok(Self {
             store: Store::open(&config.url, &config.options)?,
+            config: config.clone(),
+            directory: Arc::clone(directory),
             options,
             runtime: Handle::current(),
             lake: None,
@@ -75,16 +85,15 @@ impl ObjectArchive {
     pub(crate) fn archive(
         &mut self,
         offered: &BTreeMap<usize, Offer>,
-        directory: &DataDir,
         hub: &Arc<Hub>,
     ) -> Result<Vec<(usize, RunSummary)>, LakeError> {
-        let earlier = newest_manifest(&directory.archive()).ok().flatten();
+        let earlier = newest_manifest(&self.directory.archive()).ok().flatten();
         let mut journals = Vec::new();
         for (shard, offer) in offered {
             let start = earlier.as_ref().and_then(|manifest| manifest.shards.get(&(*shard as u32)));
             let journal = format!("{:016x}", offer.inventory.journal);
             let start = start.filter(|reach| reach.journal == journal).map_or(0, |reach| reach.notes);
-            journals.push((*shard, open(&directory.shard_path(*shard))?, &offer.inventory, start));
+            journals.push((*shard, open(&self.directory.shard_path(*shard))?, &offer.inventory, start));
         }
         let stop = || hub.shutdown.has_ended();
         let now_ms = hub.clock.now().0;
@@ -173,6 +182,11 @@ impl ObjectArchive {
                 None => Lake::open(self.store.clone(), self.options.clone(), self.epoch, now_ms).await?,
             };
             self.epoch = Some(lake.epoch());
+            if self.options.is_new {
+                // Before anything is archived: from then on, the directory and the tables belong together.
+                archive_location::remember(&self.directory, &self.config)?;
+                self.options.is_new = false;
+            }
             let done = work(&mut lake).await?;
             // After an error its state is unknown, and it is opened again.
             self.lake = Some(lake);
