@@ -28,6 +28,7 @@ pytest.importorskip("pyiceberg")
 
 DURABLE = mqcore.QueueOptions(status="pull", delivery_handler="at-least-once", request_acknowledge=True)
 
+pytestmark = pytest.mark.timeout(240)
 ARCHIVED = 60.0
 """Seconds until history is archived: the thread has a low priority and is slow while others use all processors."""
 
@@ -286,6 +287,7 @@ def test_a_restored_broker_does_not_write_to_tables_that_are_ahead_of_it(store: 
         wait_until(lambda: bodies(store, url).total() == 60, limit=ARCHIVED, what="the archive of the restored broker")
 
 
+@pytest.mark.timeout(1800)
 def test_killed_brokers_archive_everything_once(store: ObjectStore, tmp_path: Path) -> None:
     url = f"s3://{BUCKET}/killed"
     settings = environment(store, url, MQCORE_ARCHIVE_COMPACT_AFTER="0s", MQCORE_ARCHIVE_SNAPSHOT_MAX_AGE="1s")

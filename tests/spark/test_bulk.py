@@ -16,6 +16,7 @@ from spark.recorded import HISTORY, declare
 
 pytest.importorskip("pyspark")
 
+pytestmark = pytest.mark.timeout(240)
 ARCHIVED = 60.0
 """Seconds until history is archived: the thread has a low priority and is slow while others use all processors."""
 
