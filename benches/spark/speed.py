@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import random
@@ -306,24 +307,34 @@ def latency(bench: Bench) -> None:
 
 
 def sink(bench: Bench) -> None:
-    """Rows to a queue that saves."""
+    """Rows to a queue that saves, without and with keys, and to many queues."""
     count = bench.messages // 2
     with serving(bench.scratch / "target") as ready:
         with sync.connect(url(ready)) as mq:
-            declare(mq, "target/1", "at-least-once")
-        rows = bench.spark.range(0, count, 1, 2).selectExpr(f"concat(string(id), '{'x' * 120}') as value")
+            queues = ["target/1", *(f"many/{number}" for number in range(100))]
+            for queue in queues:
+                declare(mq, queue, "at-least-once")
+        ids, value = bench.spark.range(0, count, 1, 2), f"concat(string(id), '{'x' * 120}') as value"
+        kinds = {
+            "sink, 130 bytes, confirmed as saved by fsync": ids.selectExpr(value),
+            "sink, the same, each with another key": ids.selectExpr(value, "string(id) as key"),
+            "sink, the same, keys repeat after 5,000 rows": ids.selectExpr(value, "string(id % 5000) as key"),
+            "sink, the same to 100 queues in turn": ids.selectExpr(value, "concat('many/', id % 100) as queue"),
+        }
         number = iter(range(100))
 
-        def run() -> None:
+        def run(rows: Any) -> None:
             writer = rows.write.format("mqcore").mode("append")
             writer = writer.option("stagingLocation", str(bench.scratch / f"staging{next(number)}"))
-            writer.options(url=url(ready), queue="target/1", admin=f"http://{ready['admin']}").save()
+            if "queue" not in rows.columns:
+                writer = writer.option("queue", "target/1")
+            writer.options(url=url(ready), admin=f"http://{ready['admin']}").save()
 
-        bench.best(count, {"sink, 130 bytes, confirmed as saved by fsync": run})
+        bench.best(count, {what: functools.partial(run, each) for what, each in kinds.items()})
         with sync.connect(url(ready)) as mq:
-            there = mq.queue("target/1").information().messages
-        if there != count * bench.runs:
-            raise SystemExit(f"{count * bench.runs:,} rows were written, and {there:,} are there")
+            there = sum(mq.queue(queue).information().messages for queue in queues)
+        if there != count * bench.runs * len(kinds):
+            raise SystemExit(f"{count * bench.runs * len(kinds):,} rows were written, and {there:,} are there")
 
 
 def main() -> None:

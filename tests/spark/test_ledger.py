@@ -16,7 +16,6 @@ from mqcore import errors, sync
 from mqcore.spark.ledger import Batch, Ledger, Staged, Stager, sink_name
 from mqcore.spark.options import WriteOptions
 from mqcore.spark.publisher import Publisher, history_ends
-from mqcore.spark.rows import queues_of
 from ports import free_port
 from served import serving, wait_until
 from spark.recorded import HISTORY, Recorded, declare, drain
@@ -153,13 +152,6 @@ def test_publisher_continues_where_another_one_stopped(admin: bool, live: Record
     assert finished.is_done
 
 
-def test_queues_of_rows_are_listed_once_each() -> None:
-    rows = pa.RecordBatch.from_pydict({"channel": ["a", "a", "b", None], "queue_id": [1, 1, None, 3]})
-    assert queues_of(rows) == {"a/1", "b/0"}
-    assert queues_of(pa.RecordBatch.from_pydict({"queue": ["x/1", None, "x/1"]})) == {"x/1"}
-    assert queues_of(pa.RecordBatch.from_pydict({"value": ["x"]})) == set()
-
-
 def test_a_broker_that_is_killed_in_the_middle_of_a_write_and_comes_back_gets_every_row_once(tmp_path: Path) -> None:
     data_dir, ports = tmp_path / "data", (free_port(), free_port())
     arguments = ("--listen", f"tmqp://127.0.0.1:{ports[0]}", "--admin", f"http://127.0.0.1:{ports[1]}")
@@ -263,7 +255,7 @@ def test_rows_that_can_never_be_published_say_why_at_once(live: Recorded, tmp_pa
     setting = WriteOptions.parse(given, streaming=True)
     ledger = Ledger(setting.staging, "sink")
     batch, fresh = ledger.promise(0, [rows], None)
-    with pytest.raises(errors.InvalidArgument, match="names no queue"):
+    with pytest.raises(errors.InvalidArgument, match=r"1 of 1 rows .*queue-null"):
         Publisher(setting, ledger).publish(batch, fresh=fresh)
 
 

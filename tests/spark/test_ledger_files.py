@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from mqcore import errors
-from mqcore.spark.ledger import Batch, Ledger, Staged, Stager, sink_name
+from mqcore.spark.ledger import Batch, Contents, Ledger, Place, Staged, Stager, sink_name
 
 
 def stage(place: Path, partition: int, values: list[str], *, batch: int = 0, size: int = 2) -> Staged:
@@ -60,6 +61,8 @@ MANIFEST = {"format": "mqcore.sink/1", "sink": "sink", "batch": 0, "files": [], 
         "[]",
         json.dumps({**MANIFEST, "format": "mqcore.sink/2"}),
         json.dumps({**MANIFEST, "rows": "many"}),
+        json.dumps({**MANIFEST, "contents": {"invalid": 1, "largest": {}}}),
+        json.dumps({**MANIFEST, "contents": {"invalid": 1, "largest": [], "delayed": []}}),
         *(
             json.dumps({name: value for name, value in MANIFEST.items() if name != missing})
             for missing in ("format", "files", "rows", "before")
@@ -80,6 +83,34 @@ def test_manifest_of_this_format_is_read(tmp_path: Path) -> None:
     assert ledger.find(0) is None
     (manifests(tmp_path) / "0.json").write_text(json.dumps({**MANIFEST, "files": ["a"], "rows": 7, "before": [1]}))
     assert ledger.find(0) == Batch(0, ("a",), 7, [1], 0)
+
+
+def test_manifest_has_the_contents_of_all_tasks_or_none(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path), "sink")
+    found = [Contents(1, {"a": 3, "b": 1}, frozenset({"a"})), Contents(2, {"b": 2, "c": 0}, frozenset({"c"}))]
+    staged = [replace(stage(tmp_path, number, ["x"]), contents=part) for number, part in enumerate(found)]
+    empty = stage(tmp_path, 2, [])
+    expected = Contents(3, {"a": 3, "b": 2, "c": 0}, frozenset({"a", "c"}))
+    assert ledger.draft(0, [*staged, empty]).contents == expected
+    assert promised(ledger, *staged, empty).contents == expected
+    read = ledger.find(0)
+    assert read is not None
+    assert read.contents == expected
+    unchecked = stage(tmp_path, 3, ["x"], batch=1)
+    assert promised(ledger, *staged, unchecked, number=1).contents is None
+
+
+def test_places_of_rows_are_numbered_in_their_files_and_in_the_batch(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path), "sink")
+    batch = promised(ledger, stage(tmp_path, 0, ["a", "b", "c"]), stage(tmp_path, 1, ["d", "e", "f"]))
+    first, second = batch.files
+
+    def places(begin: int) -> list[tuple[str, int, int, int]]:
+        return [(*place[:3], place.rows.num_rows) for place in ledger.places(batch, begin)]
+
+    assert places(0) == [(first, 0, 0, 2), (first, 2, 2, 1), (second, 0, 3, 2), (second, 2, 5, 1)]
+    assert places(4) == [(second, 1, 4, 1), (second, 2, 5, 1)]
+    assert isinstance(next(ledger.places(batch, 0)), Place)
 
 
 @pytest.mark.parametrize("content", [b"", b"no arrow"])

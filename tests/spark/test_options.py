@@ -154,6 +154,9 @@ def test_defaults_of_writing() -> None:
         timeout=60.0,
         retries=10,
         window=32_768,
+        rejected=None,
+        message_bytes=64 << 20,
+        creates_queues=False,
     )
 
 
@@ -168,6 +171,9 @@ def test_defaults_of_writing() -> None:
         ({"timeout": "0.5"}, "timeout", 0.5),
         ({"retries": "0"}, "retries", 0),
         ({"window": "1"}, "window", 1),
+        ({"rejectedQueue": "bad/1"}, "rejected", "bad/1"),
+        ({"maxMessageBytes": "1m"}, "message_bytes", 1 << 20),
+        ({"autoCreateQueues": "true"}, "creates_queues", True),
         ({"txnAppId": "app", "txnVersion": "0"}, "version", 0),
         ({"txnAppId": "app", "txnVersion": "0"}, "sink", "app"),
         ({"checkpointLocation": "/checkpoint"}, "staging", "/staging"),

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mqcore import sync
-from spark.recorded import LENIENT, Recorded, drain, eventually
+from mqcore import QueueOptions, QueueStatus, sync
+from spark.recorded import LENIENT, Recorded, declare, drain, eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -55,6 +55,82 @@ def test_columns_say_where_and_what(spark: SparkSession, live: Recorded, tmp_pat
         write(rows.select("value"), live, tmp_path)
     with pytest.raises(Exception, match=r"mode\('append'\)"):
         rows.write.format("mqcore").mode("overwrite").option("url", live.served.url).save()
+
+
+def test_invalid_rows_fail_a_write_before_any_is_published(spark: SparkSession, live: Recorded, tmp_path: Path) -> None:
+    rows = numbers(spark, 3000).selectExpr(
+        "if(value = '2999', null, value) as value", "if(value = '17', repeat('k', 300), 'same') as key"
+    )
+    with pytest.raises(Exception, match=r"2 of 3,000 rows of batch 0 are invalid") as refusal:
+        write(rows, live, tmp_path, queue="target/1", admin=live.served.admin_url)
+    for text in ("row 17 of 0-00000-", "key-too-long: the key has 300 bytes", "row 999 of 0-00002-", "value-null"):
+        assert text in str(refusal.value)
+    assert drain(live.served.url, "target/1") == []
+    with pytest.raises(Exception, match="the column value is of type bigint; convert it to string or binary"):
+        write(spark.range(3).selectExpr("id as value"), live, tmp_path, queue="target/1")
+
+
+def test_nulls_and_other_invalid_values_of_all_columns_go_to_the_queue_of_rejected_rows(
+    spark: SparkSession, live: Recorded, tmp_path: Path
+) -> None:
+    kinds = (
+        "value binary, key binary, queue string, channel string, queue_id int, headers map<string,binary>, "
+        "high_priority boolean"
+    )
+    rows: list[tuple[Any, ...]] = [
+        (bytearray(b"0"), None, "target/1", None, None, None, None),
+        (bytearray(b"1"), bytearray(), None, "target", 1, {}, True),
+        (bytearray(b"2"), bytearray(b"k"), None, "target", 1, {"A": None}, False),
+        (None, None, None, None, None, None, None),
+        (bytearray(b"4"), bytearray(b"\xff"), "target/1", None, None, None, None),
+        (bytearray(b"5"), None, None, "target", 65_536, None, None),
+        (bytearray(b"6"), None, "target/1", None, None, {"A": bytearray(b"a\nb")}, None),
+        (bytearray(b"7"), bytearray(b"k"), "target/1", None, None, {"A": bytearray(b"a")}, None),
+    ]
+    with sync.connect(live.served.url) as mq:
+        declare(mq, "bad/1")
+    write(spark.createDataFrame(rows, kinds), live, tmp_path, rejectedQueue="bad/1", admin=live.served.admin_url)
+    assert sorted(drain(live.served.url, "target/1")) == [b"0", b"1", b"2", b"7"]
+    with sync.connect(live.served.url) as mq:
+        found = {message.raw: message.headers.get("Rejected-Reason") for message in mq.queue("bad/1").pull(9)}
+    assert found == {b"": "value-null", b"4": "key-not-text", b"5": "queue-invalid", b"6": "header-invalid"}
+
+
+def test_a_queue_with_redriven_letters_is_copied_with_keys_and_headers(
+    spark: SparkSession, live: Recorded, tmp_path: Path
+) -> None:
+    """The history has the same message id several times: published, dead-lettered, and published again."""
+    with sync.connect(live.served.url) as mq:
+        mq.create_queue(
+            "work/1",
+            QueueOptions(
+                status=QueueStatus.PULL,
+                request_acknowledge=True,
+                put_back_limit=1,
+                retry_delay=0,
+                delivery_handler="at-least-once",
+            ),
+        )
+        for number in range(20):
+            mq.publish("work/1", str(number), id=f"id {number}", headers={"N": str(number)})
+        letters = mq.queue("work/65535")
+        for _ in range(40):
+            for message in mq.queue("work/1").pull(1):
+                message.nack("broken")
+        eventually(lambda: letters.information().messages == 20)
+        for message in letters.pull(20):
+            mq.publish("work/1", message.raw, id=message.id, headers=dict(message.headers))
+            message.ack()
+    source = spark.read.format("mqcore").options(subscribe="work", includeHeaders="true").load(str(live.data_dir))
+    rows = source.select("key", "value", "headers").orderBy("sequence")
+    assert rows.count() == 60
+    write(rows, live, tmp_path, queue="target/1", admin=live.served.admin_url)
+    with sync.connect(live.served.url) as mq:
+        found = list(mq.queue("target/1").pull(100))
+    expected = Counter({f"id {number}": 3 for number in range(20)})
+    assert Counter(message.id for message in found) == expected
+    assert Counter(f"id {message.headers.get('N')}" for message in found) == expected
+    assert Counter(message.headers.get("Dead-Letter-Queue") for message in found) == {None: 20, "work/1": 40}
 
 
 def test_a_queue_that_is_not_there_fails_the_write_with_its_name(

@@ -18,20 +18,39 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from mqcore import errors
 
-__all__ = ["Batch", "Ledger", "Staged", "Stager"]
+__all__ = ["Batch", "Contents", "Ledger", "Place", "Staged", "Stager", "row_prefix", "sink_name"]
 
 _FORMAT: Final = "mqcore.sink/1"
 _KEPT_MANIFESTS: Final = 100
 """Number of manifests of finished batches to keep. Spark repeats only the most recent batches."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Findings of a check in staged rows."""
+
+    invalid: int = 0
+    """Number of invalid rows."""
+    largest: Mapping[str, int] = field(default_factory=dict)
+    """Size in bytes of the largest body of each queue, of valid rows."""
+    delayed: frozenset[str] = frozenset()
+    """Queues of valid rows with a delay."""
+
+    def plus(self, other: Contents) -> Contents:
+        """Return the contents of both."""
+        largest = dict(self.largest)
+        for queue, size in other.largest.items():
+            largest[queue] = max(size, largest.get(queue, 0))
+        return Contents(self.invalid + other.invalid, largest, self.delayed | other.delayed)
 
 
 @dataclass(frozen=True)
@@ -44,11 +63,24 @@ class Staged:
     file: str
     """Name of the file in ``staged/``."""
     rows: int
+    contents: Contents | None = None
+    """``None``: the rows are not checked."""
+
+
+class Place(NamedTuple):
+    """Staged rows, and where they are."""
+
+    file: str
+    first: int
+    """Number of the first row in its file."""
+    number: int
+    """Number of the first row in the batch."""
+    rows: pa.RecordBatch
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch with a manifest."""
+    """The rows of a batch, with its manifest unless it is a draft."""
 
     number: int
     files: tuple[str, ...]
@@ -57,6 +89,8 @@ class Batch:
     """End of the broker's history before any row was published; ``None`` if it is unknown."""
     published: int
     """Number of rows that are confirmed as published."""
+    contents: Contents | None = None
+    """``None``: the rows are not checked."""
 
     @property
     def is_done(self) -> bool:
@@ -70,6 +104,11 @@ def sink_name(query: str | None, wanted: str | None) -> str:
     if re.fullmatch(r"[A-Za-z0-9_-]{1,100}", words):
         return words
     return hashlib.sha256(words.encode()).hexdigest()[:32]
+
+
+def row_prefix(sink: str, batch: int) -> str:
+    """Return the beginning of the names of a batch's rows; the number of the row follows."""
+    return f"{sink}/{batch}/"
 
 
 class Stager:
@@ -121,21 +160,32 @@ class Ledger:
             if manifest["format"] != _FORMAT:
                 raise ValueError(manifest["format"])
             files, rows, before = tuple(manifest["files"]), int(manifest["rows"]), manifest["before"]
-        except (ValueError, KeyError, TypeError) as error:
+            contents = _contents(manifest.get("contents"))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise errors.DataDirDamaged(f"invalid manifest {self._manifest(number)}: {error}") from error
-        return Batch(number, files, rows, before, self.published(number))
+        return Batch(number, files, rows, before, self.published(number), contents)
+
+    @staticmethod
+    def draft(number: int, staged: Sequence[Staged], before: Any = None) -> Batch:
+        """Return the batch that `promise` would commit."""
+        files = tuple(part.file for part in sorted(staged, key=lambda part: part.partition) if part.rows)
+        contents: Contents | None = Contents()
+        for part in staged:
+            if part.rows:
+                contents = None if contents is None or part.contents is None else contents.plus(part.contents)
+        return Batch(number, files, sum(part.rows for part in staged), before, 0, contents)
 
     def promise(self, number: int, staged: Sequence[Staged], before: Any) -> tuple[Batch, bool]:
         """Commit a batch, unless it already is; return the committed batch, and whether this call committed it."""
-        files = [part.file for part in sorted(staged, key=lambda part: part.partition) if part.rows]
-        rows = sum(part.rows for part in staged)
+        draft = self.draft(number, staged, before)
         manifest = {
             "format": _FORMAT,
             "sink": self.sink,
             "batch": number,
-            "files": files,
-            "rows": rows,
+            "files": draft.files,
+            "rows": draft.rows,
             "before": before,
+            "contents": _plain(draft.contents),
         }
         unfinished = self._manifests / f"{number}.{uuid.uuid4().hex}.part"
         _write_durably(unfinished, json.dumps(manifest))
@@ -153,15 +203,20 @@ class Ledger:
 
     def rows(self, batch: Batch, first: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield the rows of a batch from row `first` on, each part with the number of its first row."""
+        for place in self.places(batch, first):
+            yield place.number, place.rows
+
+    def places(self, batch: Batch, first: int) -> Iterator[Place]:
+        """Yield the rows of a batch from row `first` on, each part with its place."""
         at = 0
         for name in batch.files:
-            path = self._staged / name
+            path, begin = self._staged / name, at
             try:
                 with path.open("rb") as file, pa.ipc.open_stream(file) as reader:
                     for rows in reader:
                         if at + rows.num_rows > first:
                             skipped = max(0, first - at)
-                            yield at + skipped, rows.slice(skipped)
+                            yield Place(name, at + skipped - begin, at + skipped, rows.slice(skipped))
                         at += rows.num_rows
             except (FileNotFoundError, pa.ArrowInvalid) as error:
                 raise errors.DataDirDamaged(
@@ -199,6 +254,20 @@ class Ledger:
 
     def _manifest(self, number: int) -> Path:
         return self._manifests / f"{number}.json"
+
+
+def _plain(contents: Contents | None) -> dict[str, Any] | None:
+    """Contents as JSON has them."""
+    if contents is None:
+        return None
+    return {"invalid": contents.invalid, "largest": dict(contents.largest), "delayed": sorted(contents.delayed)}
+
+
+def _contents(plain: Any) -> Contents | None:
+    if plain is None:
+        return None
+    largest = {str(queue): int(size) for queue, size in plain["largest"].items()}
+    return Contents(int(plain["invalid"]), largest, frozenset(map(str, plain["delayed"])))
 
 
 def _leading_number(path: Path) -> int:

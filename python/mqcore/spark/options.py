@@ -63,6 +63,9 @@ _WRITE: Final = (
     "timeout",
     "retries",
     "window",
+    "rejectedQueue",
+    "maxMessageBytes",
+    "autoCreateQueues",
 )
 _ENGINE: Final = frozenset({"queryname", "outputmode", "trigger"})
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
@@ -256,6 +259,12 @@ class WriteOptions:
     timeout: float
     retries: int
     window: int
+    rejected: str | None
+    """Queue of rejected rows."""
+    message_bytes: int
+    """Largest message that the listener accepts."""
+    creates_queues: bool
+    """Whether the broker creates missing queues."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
@@ -301,4 +310,7 @@ class WriteOptions:
             timeout=timeout,
             retries=10 if retries is None else retries,
             window=_count(given, "window", 1) or 32_768,
+            rejected=given.get("rejectedQueue"),
+            message_bytes=byte_count("maxMessageBytes", given.get("maxMessageBytes", "64m")),
+            creates_queues=_flag(given, "autoCreateQueues", False),
         )

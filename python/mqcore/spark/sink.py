@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from mqcore import errors
-from mqcore.spark.ledger import Ledger, Staged, Stager, sink_name
+from mqcore.spark.checks import Rules, Survey, queue_problem
+from mqcore.spark.ledger import Ledger, Staged, Stager, row_prefix, sink_name
 from mqcore.spark.options import WriteOptions
 from mqcore.spark.publisher import Publisher, history_ends
 from mqcore.spark.rows import check_columns
@@ -33,27 +34,44 @@ class StagedMessage(WriterCommitMessage):
     staged: Staged
 
 
+def check_setup(options: WriteOptions, columns: Sequence[tuple[str, str]]) -> None:
+    """Raise `ConfigError` for columns that make no message, and for queues of options that have no valid name."""
+    check_columns(columns, options.queue)
+    for option, queue in (("queue", options.queue), ("rejectedQueue", options.rejected)):
+        if queue is not None and (problem := queue_problem(queue)) is not None:
+            raise errors.ConfigError(f"the option {option} is {queue!r}: {problem}")
+    if options.rejected is not None and options.rejected == options.queue:
+        raise errors.ConfigError(f"rejectedQueue and queue are both {options.queue!r}; set another rejectedQueue")
+
+
 def stage(
     options: WriteOptions, sink: str, batch: int, context: TaskContext, rows: Iterator[pa.RecordBatch]
 ) -> StagedMessage:
-    """Stage the rows of a task."""
+    """Stage and check the rows of a task."""
     from mqcore.spark.source import warm_worker
 
     warm_worker()
+    survey = Survey(Rules(options.queue, row_prefix(sink, batch), options.message_bytes))
     stager = Stager(options.staging, sink, batch, context.partitionId(), context.taskAttemptId())
-    return StagedMessage(stager.write(rows))
+    staged = stager.write(survey.passing(rows))
+    return StagedMessage(replace(staged, contents=survey.contents()))
 
 
 def commit(options: WriteOptions, messages: Sequence[WriterCommitMessage | None], number: int) -> None:
-    """Commit a batch to the ledger, unless that has happened before, and publish its remaining rows."""
+    """Commit a batch to the ledger, unless that has happened before, and publish its remaining rows.
+
+    A batch is checked before it is committed, so that another attempt may have other rows.
+    """
     staged = [message.staged for message in messages if isinstance(message, StagedMessage)]
     if not staged:
         return
     ledger = Ledger(options.staging, staged[0].sink)
     batch, fresh = ledger.find(number), False
-    if batch is None:
-        batch, fresh = ledger.promise(number, staged, history_ends(options))
-    Publisher(options, ledger).publish(batch, fresh=fresh)
+    with Publisher(options, ledger) as publisher:
+        if batch is None:
+            publisher.check(ledger.draft(number, staged))
+            batch, fresh = ledger.promise(number, staged, history_ends(options))
+        publisher.publish(batch, fresh=fresh)
     ledger.sweep(number)
 
 
@@ -67,8 +85,8 @@ def _context() -> TaskContext:
 class StreamWriter(DataSourceStreamArrowWriter):
     """Writes the batches of a streaming query, each row once if the broker records its history."""
 
-    def __init__(self, options: WriteOptions, columns: Sequence[str]) -> None:
-        check_columns(columns, options.queue)
+    def __init__(self, options: WriteOptions, columns: Sequence[tuple[str, str]]) -> None:
+        check_setup(options, columns)
         self.options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
@@ -95,8 +113,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
 class BatchWriter(DataSourceArrowWriter):
     """Writes one DataFrame. With txnAppId and txnVersion, a repeated write publishes only the remaining rows."""
 
-    def __init__(self, options: WriteOptions, columns: Sequence[str]) -> None:
-        check_columns(columns, options.queue)
+    def __init__(self, options: WriteOptions, columns: Sequence[tuple[str, str]]) -> None:
+        check_setup(options, columns)
         self.options = options
         # Chosen once and pickled, so that tasks and the driver use the same name.
         self.sink = sink_name(None, options.sink) if options.version is not None else f"write-{uuid.uuid4().hex}"

@@ -69,13 +69,13 @@ class MqcoreSource(DataSource):
 
         if overwrite:
             raise errors.ConfigError("queues cannot be overwritten; use mode('append')")
-        return BatchWriter(WriteOptions.parse(self.options, streaming=False), schema.fieldNames())
+        return BatchWriter(WriteOptions.parse(self.options, streaming=False), typed(schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 (as in Spark)
         """Return the writer of a streaming query."""
         from mqcore.spark.sink import StreamWriter
 
-        return StreamWriter(WriteOptions.parse(self.options, streaming=True), schema.fieldNames())
+        return StreamWriter(WriteOptions.parse(self.options, streaming=True), typed(schema))
 
 
 def typed(schema: StructType) -> list[tuple[str, str]]:
