@@ -151,5 +151,6 @@ ELSEWHERE: Final = {
     "jobs result": "needs a worker: test_results_and_states_of_jobs_are_read_by_id in tests/jobs/test_jobs_cli.py",
     "jobs watch": "runs until a signal, and needs a worker: the same test",
     "pipeline run": "starts Spark, which takes a minute: tests/spark/test_program.py",
+    "pipeline replay": "starts Spark: tests/spark/test_pipeline_replay.py",
 }
 """Commands without a case, and why."""

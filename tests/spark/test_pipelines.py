@@ -40,6 +40,9 @@ def test_options_of_the_command_line_are_those_of_the_functions() -> None:
         "sessions": {"gap": int},
         "features": {"queue": str, "days": int, "sample": int, "columns": int},
         "compact": {"target_mb": int, "keep_days": int},
+        "replay": dict.fromkeys(("since", "until", "where", "kind", "to", "ids"), str)
+        | {"rate": float}
+        | dict.fromkeys(("url", "run", "admin", "token"), str),
     }
     assert parsed(["lifecycle", "limits"], {"interval": "3", "by": "id"}) == {
         "lifecycle": {"interval": 3},

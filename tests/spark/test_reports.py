@@ -28,6 +28,7 @@ PLOTS = {
     "sessions": 1,
     "features": 2,
     "compact": 2,
+    "replay": 2,
 }
 """How many plots each report has at least, over this history."""
 

@@ -12,6 +12,7 @@ import click
 from mqcore.cli import options, output
 from mqcore.cli.exit_code import ExitCode
 from mqcore.cli.group import CommandGroup
+from mqcore.cli.pipeline_commands import COMMANDS
 
 if TYPE_CHECKING:
     from mqcore.spark.pipelines import Outcome
@@ -22,6 +23,10 @@ __all__ = ["pipeline"]
 @click.group(cls=CommandGroup)
 def pipeline() -> None:
     """Analyze the history of a running or stopped broker. Requires the extra mqcore[spark] and Java."""
+
+
+for _command in COMMANDS:
+    pipeline.add_command(_command)
 
 
 @pipeline.command(short_help="List the pipelines.")
@@ -118,6 +123,7 @@ def _print(outcome: Outcome, *, as_json: bool) -> None:
         "report": str(outcome.report),
         "tables": {name: str(path) for name, path in outcome.tables.items()},
         "figures": dict(outcome.figures),
+        **({"details": dict(outcome.details)} if outcome.details else {}),
     }
     if as_json:
         output.stream("mqcore.pipeline.run/1", content)

@@ -9,6 +9,7 @@
 | `sessions` | activity of each client, and conversations between clients |
 | `features` | messages with JSON bodies as one flat table, and its drift |
 | `compact` | a copy of the archive in few large files |
+| `replay` | messages of a time range published again |
 
 Pipelines do not consume messages, and a broker can run on the directory meanwhile. docs/pipelines.md describes the
 tables and columns.

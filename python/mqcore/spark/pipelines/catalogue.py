@@ -29,6 +29,7 @@ DESCRIPTIONS: Final = {
     "sessions": "activity of each client over all protocols, and conversations between clients",
     "features": "messages with JSON bodies as one flat table: types, null rates, drift against the last run",
     "compact": "copy of the archive in few large files, without old rows",
+    "replay": "messages of a time range published again: filtered by SQL, rate-limited, each once",
 }
 """Description of each pipeline by name."""
 NAMES: Final = tuple(DESCRIPTIONS)
@@ -49,6 +50,8 @@ class Outcome:
     figures: Mapping[str, int | float] = field(default_factory=dict)
     ok: bool = True
     """Whether the pipeline found no error."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """Findings as plain values for JSON."""
 
 
 def known(name: str) -> None:

@@ -1,0 +1,165 @@
+"""`mqcore pipeline replay`: a pipeline with options of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from mqcore.cli import options, target
+
+__all__ = ["COMMANDS"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_TIME: Final = "ISO 8601 in UTC such as 2026-11-21T08:00, or a time before now such as 2h"
+
+
+def _place(command: _F) -> _F:
+    """Add the options that say which history is read, and where the results go."""
+    for add in (
+        options.as_json,
+        click.option("--driver-memory", default="2g", show_default=True, help="Memory of the Spark driver."),
+        click.option(
+            "--master", metavar="URL", help="Spark master, for example spark://HOST:7077. [default: local[*]]"
+        ),
+        click.option(
+            "--out", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Directory for the results."
+        ),
+        click.option(
+            "--journal",
+            metavar="DIR",
+            required=True,
+            type=click.Path(path_type=Path),
+            help="Data directory of the broker, with its journals and its archive. Opened read-only.",
+        ),
+    ):
+        command = add(command)
+    return command
+
+
+def _broker(what: str) -> Callable[[_F], _F]:
+    """Add the options that name the broker to publish to."""
+
+    def add(command: _F) -> _F:
+        admin_help = (
+            "URL of the admin API of the same broker, to publish each message once even after a kill. "
+            "[default: mqcore --admin, MQCORE_ADMIN, or that of the context]"
+        )
+        command = click.option("--admin", metavar="URL", help=admin_help)(command)
+        url_help = f"URL of the broker {what}. [default: that of --context, else MQCORE_URL, else the context]"
+        return click.option("--url", metavar="URL", help=url_help)(command)
+
+    return add
+
+
+def _access(url: str | None, admin: str | None) -> dict[str, Any]:
+    """The options of a pipeline that publishes."""
+    found = target.listener(url)
+    beside = target.admin_beside(found, admin)
+    return {"url": found.url, "token": found.token, "admin": None if beside is None else beside.url}
+
+
+def _run(name: str, place: dict[str, Any], **chosen: Any) -> int:
+    """Run a pipeline like `mqcore pipeline run`, with the options that have a value."""
+    ctx = click.get_current_context()
+    group = ctx.parent.command if ctx.parent is not None else None
+    assert isinstance(group, click.Group)
+    given = tuple(f"{key}={value}" for key, value in chosen.items() if value not in (None, ""))
+    result: int = ctx.invoke(group.commands["run"], names=(name,), given=given, follow=False, every=10.0, **place)
+    return result
+
+
+@click.command(short_help="Publish messages of the history again.")
+@click.option("--since", metavar="TIME", help=f"Replay messages published at or after TIME: {_TIME}.")
+@click.option("--until", metavar="TIME", help="Replay messages published before TIME.")
+@click.option(
+    "--where",
+    metavar="SQL",
+    help="Condition in Spark SQL on columns of the messages, such as queue, channel, body, headers or producer_name.",
+)
+@click.option(
+    "--kind",
+    type=click.Choice(["produced", "arrived", "all"]),
+    default="produced",
+    show_default=True,
+    help="How the message entered its queue: from a producer, or from another queue, such as a dead letter.",
+)
+@click.option(
+    "--to",
+    metavar="QUEUE",
+    multiple=True,
+    help="Destination of all messages, or QUEUE=QUEUE for those of one queue. Repeatable. [default: the same queue]",
+)
+@click.option(
+    "--ids",
+    type=click.Choice(["keep", "new"]),
+    default="keep",
+    show_default=True,
+    help="Message ids. An id that occurs several times is kept once.",
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0),
+    default=1000.0,
+    show_default=True,
+    metavar="N",
+    help="Maximum messages per second; 0 is unlimited.",
+)
+@click.option("--dry-run", is_flag=True, help="Count what would be published; publish nothing.")
+@click.option(
+    "--run",
+    metavar="NAME",
+    help="Name of this replay. Repeat the command with the same name to continue after an interruption.",
+)
+@_broker("that receives the messages")
+@_place
+def replay(
+    since: str | None,
+    until: str | None,
+    where: str | None,
+    kind: str,
+    to: tuple[str, ...],
+    ids: str,
+    rate: float,
+    dry_run: bool,
+    run: str | None,
+    url: str | None,
+    admin: str | None,
+    **place: Any,
+) -> int:
+    """Publish a time range of the history again, to the same queues or to others.
+
+    Each message is published once, also if the command is interrupted and repeated with the same --run NAME. Headers
+    Replayed-From and Replayed-Time name its origin. Messages whose body is not recorded are counted, not published.
+
+    \b
+    Count first:
+      mqcore pipeline replay --journal /var/lib/mqcore --out reports --since 2h \\
+          --where "channel = 'orders' AND producer_name = 'shop'" --dry-run
+    Publish to another queue, at most 500 messages per second:
+      mqcore pipeline replay --journal /var/lib/mqcore --out reports --rate 500 --run incident-17 \\
+          --since 2026-11-21T08:00 --until 2026-11-21T09:00 --to orders/1=orders-copy/1 \\
+          --url tmqp://127.0.0.1:2622 --admin http://127.0.0.1:2627
+    """
+    if not dry_run and not run:
+        raise click.UsageError("give --dry-run to count, or --run NAME to publish")
+    access = {} if dry_run else {"run": run, **_access(url, admin)}
+    return _run(
+        "replay",
+        place,
+        since=since,
+        until=until,
+        where=where,
+        kind=kind,
+        to=",".join(to),
+        ids=ids,
+        rate=rate,
+        **access,
+    )
+
+
+COMMANDS: Final = (replay,)
+"""Commands that the group `mqcore pipeline` has besides its own."""
