@@ -152,5 +152,6 @@ ELSEWHERE: Final = {
     "jobs watch": "runs until a signal, and needs a worker: the same test",
     "pipeline run": "starts Spark, which takes a minute: tests/spark/test_program.py",
     "pipeline replay": "starts Spark: tests/spark/test_pipeline_replay.py",
+    "pipeline quality": "starts Spark: tests/spark/test_pipeline_quality.py",
 }
 """Commands without a case, and why."""

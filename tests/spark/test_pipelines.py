@@ -43,6 +43,7 @@ def test_options_of_the_command_line_are_those_of_the_functions() -> None:
         "replay": dict.fromkeys(("since", "until", "where", "kind", "to", "ids"), str)
         | {"rate": float}
         | dict.fromkeys(("url", "run", "admin", "token"), str),
+        "quality": dict.fromkeys(("queue", "period", "baseline", "schema"), str) | {"moved": float, "fields": int},
     }
     assert parsed(["lifecycle", "limits"], {"interval": "3", "by": "id"}) == {
         "lifecycle": {"interval": 3},

@@ -29,6 +29,7 @@ PLOTS = {
     "features": 2,
     "compact": 2,
     "replay": 2,
+    "quality": 1,
 }
 """How many plots each report has at least, over this history."""
 

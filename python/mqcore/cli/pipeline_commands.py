@@ -1,4 +1,4 @@
-"""`mqcore pipeline replay`: a pipeline with options of its own."""
+"""`mqcore pipeline replay` and `quality`: pipelines with options of their own."""
 
 from __future__ import annotations
 
@@ -161,5 +161,55 @@ def replay(
     )
 
 
-COMMANDS: Final = (replay,)
+@click.command(short_help="Check JSON bodies: schema, drift, violations.")
+@click.option("--queue", metavar="QUEUE", help="Examine one queue, such as orders/1. [default: all]")
+@click.option(
+    "--period",
+    metavar="FROM/UNTIL",
+    help=f"Examined period. Each time is {_TIME}; an empty one is open. [default: everything after the baseline]",
+)
+@click.option("--baseline", metavar="FROM/UNTIL", help="Period to compare with. [default: none]")
+@click.option(
+    "--schema",
+    metavar="RULE",
+    multiple=True,
+    help="JSON Schema file, or MODULE:TYPE for a type that msgspec decodes; QUEUE=RULE for one queue. Repeatable.",
+)
+@click.option(
+    "--moved",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=0.2,
+    show_default=True,
+    help="Distance of two distributions that counts as drift.",
+)
+@click.option(
+    "--fields", type=click.IntRange(min=1), default=500, show_default=True, help="Maximum number of fields per queue."
+)
+@_place
+def quality(
+    queue: str | None,
+    period: str | None,
+    baseline: str | None,
+    schema: tuple[str, ...],
+    moved: float,
+    fields: int,
+    **place: Any,
+) -> int:
+    """Infer the schema of JSON bodies by queue, compare two periods, and check bodies with a given schema.
+
+    Exits with code 6 if a message violates its rule. Bodies that are not JSON are counted.
+
+    \b
+    This week against the week before:
+      mqcore pipeline quality --journal /var/lib/mqcore --out reports --baseline 14d/7d --period 7d/
+    Check the messages of one queue:
+      mqcore pipeline quality --journal /var/lib/mqcore --out reports --schema orders/1=order.schema.json
+    """
+    rules = ",".join(schema)
+    return _run(
+        "quality", place, queue=queue, period=period, baseline=baseline, schema=rules, moved=moved, fields=fields
+    )
+
+
+COMMANDS: Final = (replay, quality)
 """Commands that the group `mqcore pipeline` has besides its own."""

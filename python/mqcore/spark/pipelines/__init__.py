@@ -10,6 +10,7 @@
 | `features` | messages with JSON bodies as one flat table, and its drift |
 | `compact` | a copy of the archive in few large files |
 | `replay` | messages of a time range published again |
+| `quality` | schemas of JSON bodies, their drift, and violations of given schemas |
 
 Pipelines do not consume messages, and a broker can run on the directory meanwhile. docs/pipelines.md describes the
 tables and columns.

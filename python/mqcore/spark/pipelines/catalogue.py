@@ -30,6 +30,7 @@ DESCRIPTIONS: Final = {
     "features": "messages with JSON bodies as one flat table: types, null rates, drift against the last run",
     "compact": "copy of the archive in few large files, without old rows",
     "replay": "messages of a time range published again: filtered by SQL, rate-limited, each once",
+    "quality": "JSON bodies: inferred schema per queue, drift between two periods, violations of a schema",
 }
 """Description of each pipeline by name."""
 NAMES: Final = tuple(DESCRIPTIONS)
