@@ -153,5 +153,6 @@ ELSEWHERE: Final = {
     "pipeline run": "starts Spark, which takes a minute: tests/spark/test_program.py",
     "pipeline replay": "starts Spark: tests/spark/test_pipeline_replay.py",
     "pipeline quality": "starts Spark: tests/spark/test_pipeline_quality.py",
+    "pipeline cost": "starts Spark: tests/spark/test_pipeline_cost.py",
 }
 """Commands without a case, and why."""

@@ -44,6 +44,8 @@ def test_options_of_the_command_line_are_those_of_the_functions() -> None:
         | {"rate": float}
         | dict.fromkeys(("url", "run", "admin", "token"), str),
         "quality": dict.fromkeys(("queue", "period", "baseline", "schema"), str) | {"moved": float, "fields": int},
+        "cost": dict.fromkeys(("since", "until", "currency"), str)
+        | dict.fromkeys(("price_per_gb", "price_per_million", "price_per_gb_month"), float),
     }
     assert parsed(["lifecycle", "limits"], {"interval": "3", "by": "id"}) == {
         "lifecycle": {"interval": 3},

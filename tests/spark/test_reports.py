@@ -30,6 +30,7 @@ PLOTS = {
     "compact": 2,
     "replay": 2,
     "quality": 1,
+    "cost": 5,
 }
 """How many plots each report has at least, over this history."""
 

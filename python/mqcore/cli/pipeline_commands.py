@@ -1,4 +1,4 @@
-"""`mqcore pipeline replay` and `quality`: pipelines with options of their own."""
+"""`mqcore pipeline replay`, `quality` and `cost`: pipelines with options of their own."""
 
 from __future__ import annotations
 
@@ -211,5 +211,40 @@ def quality(
     )
 
 
-COMMANDS: Final = (replay, quality)
+@click.command(short_help="Show bytes, requests and storage by queue and client.")
+@click.option("--since", metavar="TIME", help=f"Count events at or after TIME: {_TIME}.")
+@click.option("--until", metavar="TIME", help="Count events before TIME.")
+@click.option(
+    "--price-per-gb", type=click.FloatRange(min=0), metavar="X", help="Price of 10^9 published or delivered bytes."
+)
+@click.option(
+    "--price-per-million", type=click.FloatRange(min=0), metavar="X", help="Price of a million requests and deliveries."
+)
+@click.option(
+    "--price-per-gb-month", type=click.FloatRange(min=0), metavar="X", help="Price of storing 10^9 bytes for a month."
+)
+@click.option("--currency", metavar="TEXT", help="Name of the currency in the report.")
+@_place
+def cost(
+    since: str | None,
+    until: str | None,
+    price_per_gb: float | None,
+    price_per_million: float | None,
+    price_per_gb_month: float | None,
+    currency: str | None,
+    **place: Any,
+) -> int:
+    """Count bytes, requests, deliveries, redeliveries and storage by queue and client, with shares and prices.
+
+    \b
+    The last 30 days with prices:
+      mqcore pipeline cost --journal /var/lib/mqcore --out reports --since 30d \\
+          --price-per-gb 0.09 --price-per-million 0.40 --price-per-gb-month 0.08 --currency EUR
+    """
+    prices = {"price_per_gb": price_per_gb, "price_per_million": price_per_million}
+    prices["price_per_gb_month"] = price_per_gb_month
+    return _run("cost", place, since=since, until=until, currency=currency, **prices)
+
+
+COMMANDS: Final = (replay, quality, cost)
 """Commands that the group `mqcore pipeline` has besides its own."""

@@ -11,6 +11,7 @@
 | `compact` | a copy of the archive in few large files |
 | `replay` | messages of a time range published again |
 | `quality` | schemas of JSON bodies, their drift, and violations of given schemas |
+| `cost` | bytes, requests and storage by queue and client |
 
 Pipelines do not consume messages, and a broker can run on the directory meanwhile. docs/pipelines.md describes the
 tables and columns.

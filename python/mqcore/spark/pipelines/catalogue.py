@@ -31,6 +31,7 @@ DESCRIPTIONS: Final = {
     "compact": "copy of the archive in few large files, without old rows",
     "replay": "messages of a time range published again: filtered by SQL, rate-limited, each once",
     "quality": "JSON bodies: inferred schema per queue, drift between two periods, violations of a schema",
+    "cost": "bytes, requests, redeliveries and storage by queue and client, with shares and prices",
 }
 """Description of each pipeline by name."""
 NAMES: Final = tuple(DESCRIPTIONS)
