@@ -154,5 +154,6 @@ ELSEWHERE: Final = {
     "pipeline replay": "starts Spark: tests/spark/test_pipeline_replay.py",
     "pipeline quality": "starts Spark: tests/spark/test_pipeline_quality.py",
     "pipeline cost": "starts Spark: tests/spark/test_pipeline_cost.py",
+    "pipeline anomalies": "starts Spark: tests/spark/test_pipeline_anomalies.py",
 }
 """Commands without a case, and why."""

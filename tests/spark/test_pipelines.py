@@ -46,6 +46,9 @@ def test_options_of_the_command_line_are_those_of_the_functions() -> None:
         "quality": dict.fromkeys(("queue", "period", "baseline", "schema"), str) | {"moved": float, "fields": int},
         "cost": dict.fromkeys(("since", "until", "currency"), str)
         | dict.fromkeys(("price_per_gb", "price_per_million", "price_per_gb_month"), float),
+        "anomalies": dict.fromkeys(("hours", "weeks", "min_weeks"), int)
+        | {"threshold": float}
+        | dict.fromkeys(("until", "alerts", "url", "admin", "token"), str),
     }
     assert parsed(["lifecycle", "limits"], {"interval": "3", "by": "id"}) == {
         "lifecycle": {"interval": 3},

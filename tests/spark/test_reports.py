@@ -13,7 +13,9 @@ from browser import MISSING, Browser, browsing, find_browser
 from depth import FULL, choices
 from mqcore.spark import pipelines
 from spark.eventful import Eventful
+from spark.made import archive_of
 from spark.recorded import LENIENT
+from spark.weeks import PLANTED, Weeks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,6 +33,7 @@ PLOTS = {
     "replay": 2,
     "quality": 1,
     "cost": 5,
+    "anomalies": 5,
 }
 """How many plots each report has at least, over this history."""
 
@@ -69,10 +72,22 @@ def report(spark: SparkSession, eventful: Eventful, tmp_path_factory: pytest.Tem
     """The report of the pipeline of a name, which runs once."""
     out = tmp_path_factory.mktemp("reports")
     options: dict[str, dict[str, Any]] = {"lifecycle": {"interval": 1}, "limits": {"window": 1, "limit": 50}}
+    options["anomalies"] = {"hours": 48}
     assert set(PLOTS) == set(pipelines.NAMES), "every pipeline's report is looked at"
-    return functools.cache(
-        lambda name: pipelines.run(name, spark, eventful.data_dir, out, **options.get(name, {})).report
-    )
+
+    def run(name: str) -> Path:
+        # Only weeks have unusual hours.
+        data = weeks_in(out / "weeks") if name == "anomalies" else eventful.data_dir
+        return pipelines.run(name, spark, data, out, **options.get(name, {})).report
+
+    return functools.cache(run)
+
+
+def weeks_in(directory: Path) -> Path:
+    """A history with planted anomalies."""
+    weeks = Weeks(1)
+    weeks.add("orders/1", 60, PLANTED)
+    return archive_of(directory, weeks.steps, together=True)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""`mqcore pipeline replay`, `quality` and `cost`: pipelines with options of their own."""
+"""`mqcore pipeline replay`, `quality`, `cost` and `anomalies`: pipelines with options of their own."""
 
 from __future__ import annotations
 
@@ -246,5 +246,63 @@ def cost(
     return _run("cost", place, since=since, until=until, currency=currency, **prices)
 
 
-COMMANDS: Final = (replay, quality, cost)
+@click.command(short_help="Find unusual rates and latencies; send alerts.")
+@click.option("--hours", type=click.IntRange(min=1), default=168, show_default=True, help="Latest hours to examine.")
+@click.option(
+    "--weeks", type=click.IntRange(min=2), default=8, show_default=True, help="Earlier weeks to compare an hour with."
+)
+@click.option(
+    "--min-weeks", type=click.IntRange(min=2), default=3, show_default=True, help="Earlier weeks that an hour needs."
+)
+@click.option(
+    "--threshold",
+    type=click.FloatRange(min=0, min_open=True),
+    default=6.0,
+    show_default=True,
+    help="Deviation from the median that is an anomaly, in usual deviations.",
+)
+@click.option(
+    "--until", metavar="TIME", help="End of the last hour; 0s is now, so that silence counts. [default: the last event]"
+)
+@click.option(
+    "--alerts-to", metavar="QUEUE", help="Publish an alert for each anomaly to this queue, once. [default: none]"
+)
+@_broker("that receives alerts")
+@_place
+def anomalies(
+    hours: int,
+    weeks: int,
+    min_weeks: int,
+    threshold: float,
+    until: str | None,
+    alerts_to: str | None,
+    url: str | None,
+    admin: str | None,
+    **place: Any,
+) -> int:
+    """Compare rates and latencies of each queue and hour with the same hour of the week (UTC) in earlier weeks.
+
+    An hour needs --min-weeks earlier weeks in the history; the result says how many values were too new. Repeated runs
+    with the same --out announce each anomaly once.
+
+    \b
+    The last day, with alerts:
+      mqcore pipeline anomalies --journal /var/lib/mqcore --out reports --hours 24 --until 0s \\
+          --alerts-to alerts/1 --url tmqp://127.0.0.1:2622 --admin http://127.0.0.1:2627
+    """
+    access = _access(url, admin) if alerts_to else {}
+    return _run(
+        "anomalies",
+        place,
+        hours=hours,
+        weeks=weeks,
+        min_weeks=min_weeks,
+        threshold=threshold,
+        until=until,
+        alerts=alerts_to,
+        **access,
+    )
+
+
+COMMANDS: Final = (replay, quality, cost, anomalies)
 """Commands that the group `mqcore pipeline` has besides its own."""

@@ -12,6 +12,7 @@
 | `replay` | messages of a time range published again |
 | `quality` | schemas of JSON bodies, their drift, and violations of given schemas |
 | `cost` | bytes, requests and storage by queue and client |
+| `anomalies` | unusual rates and latencies, and alerts |
 
 Pipelines do not consume messages, and a broker can run on the directory meanwhile. docs/pipelines.md describes the
 tables and columns.

@@ -32,6 +32,7 @@ DESCRIPTIONS: Final = {
     "replay": "messages of a time range published again: filtered by SQL, rate-limited, each once",
     "quality": "JSON bodies: inferred schema per queue, drift between two periods, violations of a schema",
     "cost": "bytes, requests, redeliveries and storage by queue and client, with shares and prices",
+    "anomalies": "rates and latencies against the same hour of earlier weeks, with alerts",
 }
 """Description of each pipeline by name."""
 NAMES: Final = tuple(DESCRIPTIONS)
