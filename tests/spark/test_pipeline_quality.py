@@ -39,10 +39,10 @@ ORDERS = 400
 def week(first: Any, second: Any, seed: int) -> list[tuple[str, int, bytes | None]]:
     """Bodies of one queue over two weeks; those of the second week are made by `second`."""
     chance = random.Random(seed)
-    rows = [
-        ("orders/1", day, dumped((first if day < 7 else second)(chance, 1000))) for day in range(14) for _ in range(60)
+    return [
+        ("orders/1", number // 60, dumped((first if number < 7 * 60 else second)(chance, number)))
+        for number in range(14 * 60)
     ]
-    return [(queue, day, body) for queue, day, body in rows]
 
 
 def test_kinds_and_values_of_bodies() -> None:
@@ -392,3 +392,23 @@ def test_rates_that_chance_explains_are_not_drift() -> None:
     assert moved((1000, 500, 100), (1000, 620, 124)) == ["missing rate"]
     assert moved((1000, 500, 100), (1000, 500, 160)) == ["null rate"]
     assert moved((10, 5, 1), (10, 8, 1)) == [], "ten messages say little"
+
+
+def test_distributions_of_ids_and_counters_are_not_compared() -> None:
+    def profile(first: int, different: int) -> Any:
+        numbers = [float(first + at) for at in range(1000)]
+        row = {"queue": "q", "period": "p", "messages": 1000}
+        empty = dict.fromkeys(("least", "greatest", "mean", "deviation", "quantiles"))
+        known = {"least": numbers[0], "greatest": numbers[-1], "mean": statistics.mean(numbers)}
+        known |= {"deviation": statistics.stdev(numbers), "quantiles": numbers[5::10]}
+        rows = [row | {"path": "$", "type": "object", "different": 0} | empty]
+        rows.append(row | {"path": "$.n", "type": "integer", "different": different} | known)
+        return fields_of(rows)[("q", "p")]
+
+    def moved(before: Any, now: Any) -> list[tuple[str, float]]:
+        return [(row["what"], row["distance"]) for row in drift_of("q", before, now, 0.2)]
+
+    assert moved(profile(0, 980), profile(1000, 1020)) == []
+    assert moved(profile(0, 100), profile(1000, 100)) == [("distribution", 1.0)]
+    assert moved(profile(0, 980), profile(500, 100)) == [("distribution", pytest.approx(0.5, abs=0.01))]
+    assert moved(profile(0, 100), profile(100, 100)) == []

@@ -17,6 +17,8 @@ _SURE: Final = 1.95
 """Factor of the Kolmogorov-Smirnov test for a significance of 0.1 %."""
 _SURE_RATE: Final = 3.3
 """Standard errors of a difference of rates for the same significance."""
+_IDENTIFIER_SHARE: Final = 0.9
+"""Share of different values from which integers count as identifiers; the number of different ones is approximate."""
 _MEMBER: Final = re.compile(r'(\.[A-Za-z_][A-Za-z0-9_]*|\["(?:[^"\\]|\\.)*"\]|\[\])$')
 
 FIELD_COLUMNS: Final = (
@@ -73,6 +75,12 @@ class Field:
         """Types without null; an integer is also a number."""
         found = set(self.types) - {"null"}
         return tuple(sorted(found - {"integer"} if "number" in found else found))
+
+    @property
+    def is_identifier(self) -> bool:
+        """Whether nearly all values are different integers, as for ids, counters and times."""
+        values = self.present - self.nulls
+        return self.kinds == ("integer",) and self.different >= _IDENTIFIER_SHARE * values > 1
 
     @property
     def shown_types(self) -> str:
@@ -206,7 +214,7 @@ def drift_of(queue: str, before: Profile, now: Profile, moved: float) -> list[di
     Finds new and missing fields, other types, and rates of missing and null values that moved by more than 0.1. Finds
     distributions whose distance exceeds `moved`. A distance is the largest difference of the shares of values up to
     some number (Kolmogorov-Smirnov), or half the sum of the differences of the shares of few values. Differences that
-    chance explains (at 0.1 %) do not count.
+    chance explains (at 0.1 %) do not count, and neither do distributions of ids, counters and times.
     """
     found: list[dict[str, Any]] = []
 
@@ -245,7 +253,7 @@ def _compare(former: Field, latter: Field, moved: float, add: Any) -> None:
         return
     for what, quantiles in former.quantiles.items():
         others = latter.quantiles.get(what)
-        if others is None:
+        if others is None or (former.is_identifier and latter.is_identifier):
             continue
         distance = _steps_apart(quantiles, others)
         sizes = former.present - former.nulls, latter.present - latter.nulls

@@ -412,7 +412,9 @@ def _page(
 ) -> Page:
     about = f"{history.data_dir}, {periods.now}"
     page = Page("Quality", about if periods.baseline is None else f"{about}, compared with {periods.baseline}")
-    names = ("messages", "undecodable", "not_recorded", "fields", "drifted", "checked", "violating")
+    names = ["messages", "undecodable", "not_recorded", "fields"]
+    names += ["drifted"] if periods.baseline is not None else []
+    names += ["checked", "violating"] if rules else []
     page.add(tiles(*((name.replace("_", " "), figures[name]) for name in names)))
     if not figures["messages"]:
         page.say("No message is in the period: widen it, or run the broker with history.")
