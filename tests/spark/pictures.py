@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 import zlib
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from mqcore import QueueOptions, QueueStatus, sync
 from mqcore.spark import pipelines
 from served import ROOT, serving, wait_until
 from spark.eventful import recorded_messages
+from spark.made import archive_of
 from spark.recorded import ARCHIVE_SECONDS, archived
+from spark.weeks import PLANTED, Weeks
 
 IMAGES = ROOT / "docs" / "images"
 SECONDS = 40.0
@@ -39,6 +42,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sessions": {},
     "features": {"queue": "orders/1"},
     "compact": {},
+    "replay": {"where": "channel = 'orders'", "to": "orders-copy/1"},
+    "quality": {"queue": "orders/1"},
+    "cost": {"price_per_gb": 90, "price_per_million": 400, "price_per_gb_month": 80, "currency": "EUR"},
+    "anomalies": {"hours": 48},
 }
 WORDS = ("no stock of item {}", "card {} was refused", "address of {} is unknown")
 
@@ -139,14 +146,20 @@ def main() -> int:
             shop.run(SECONDS / 2)
             # Bodies of the first half, for those of the whole to be compared with.
             shutil.copytree(data, place / "half")
+            OPTIONS["quality"]["baseline"] = f"/{datetime.now(UTC).isoformat()}"
             shop.run(SECONDS / 2)
             wait_until(lambda: archived(data, recorded_messages(data) // 2), limit=ARCHIVE_SECONDS, what="the archive")
             served.terminate()
         spark = mqcore.spark.session("local[2]", config={"spark.log.level": "OFF"})
         pipelines.run("features", spark, place / "half", place / "reports", **OPTIONS["features"])
         large = False
+        # A shop that works for a minute has no weeks to compare.
+        weeks = Weeks(1)
+        weeks.add("orders/1", 60, PLANTED)
+        archive_of(place / "weeks", weeks.steps, together=True)
         for name, options in OPTIONS.items():
-            report = pipelines.run(name, spark, data, place / "reports", **options).report
+            history = place / "weeks" if name == "anomalies" else data
+            report = pipelines.run(name, spark, history, place / "reports", **options).report
             browser.show(report, width=WIDTH, height=HEIGHT)
             picture = IMAGES / f"report-{name}.png"
             browser.picture(picture)
