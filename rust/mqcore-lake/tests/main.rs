@@ -4,4 +4,5 @@ mod crashes;
 mod fencing;
 mod reader;
 mod source;
+mod stores;
 mod unreliable;
