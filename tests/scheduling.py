@@ -15,17 +15,23 @@ GROUPS = {
         "spark/test_jvm.py",
         "spark/test_kills.py",
         "spark/test_program.py::test_the_program_runs",
+        "spark/test_versions.py",
     ),
     # These need no session.
     "spark ledger": (
+        "spark/test_admission.py",
         "spark/test_charts.py",
+        "spark/test_engine.py",
         "spark/test_ledger.py",
         "spark/test_ledger_publisher.py",
         "spark/test_options.py",
         "spark/test_origin.py",
         "spark/test_readers.py",
         "spark/test_reports.py",
+        "spark/test_restarts.py",
         "spark/test_rows.py",
+        "spark/test_subscription.py",
+        "spark/test_tls.py",
     ),
     # Two sessions, each for half of the remaining time.
     "spark pipelines": ("spark/test_pipeline", "spark/test_bundle.py"),

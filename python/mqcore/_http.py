@@ -39,6 +39,7 @@ __all__ = [
     "REFUSALS",
     "AdminClient",
     "Body",
+    "GatewayAnswer",
     "Rejections",
     "query",
     "queue_path",
@@ -53,6 +54,7 @@ DEFAULT_URL: Final = f"http://127.0.0.1:{DEFAULT_PORT}"
 _ERROR_BYTES_MAX: Final = 1 << 20
 _TLS_OPTIONS: Final = ("ca", "cert", "key", "server_name")
 _OK: Final = 200
+_GATEWAY: Final = frozenset({502, 503, 504})
 _LOG: Final = logging.getLogger("mqcore.admin")
 
 Rejections: TypeAlias = Mapping[str, Callable[[str], errors.MqcoreError]]
@@ -74,6 +76,10 @@ REFUSALS: Final[Rejections] = {
     "queue-stopped": lambda message: errors.Unacceptable(message, 406),
 }
 """Errors of requests with parameters or a body, for the argument `rejections`."""
+
+
+class GatewayAnswer(errors.BadAnswer):
+    """A proxy answered, because it cannot reach the broker at present."""
 
 
 class Body(io.RawIOBase):
@@ -105,13 +111,20 @@ class AdminClient:
     `url` is ``http://HOST:PORT`` or ``https://HOST:PORT``; the default port is 2627. As in the URLs of clients, it may
     name who asks (``https://TOKEN@HOST``, ``https://USER:PASSWORD@HOST``) and TLS files
     (``?ca=FILE&cert=FILE&key=FILE&server_name=NAME``). `timeout` is the longest time to connect, and the longest
-    silence while reading, in seconds or as text such as ``"30s"``.
+    silence while reading, in seconds or as text such as ``"30s"``. `context` has complete TLS settings, and replaces
+    `tls`.
 
     Raises `ConfigError` for another URL, for a token that is given twice, and for TLS files that cannot be read.
     """
 
     def __init__(
-        self, url: str, *, token: str | None = None, timeout: Duration = 15.0, tls: TLSConfig | None = None
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        timeout: Duration = 15.0,
+        tls: TLSConfig | None = None,
+        context: ssl.SSLContext | None = None,
     ) -> None:
         plain, named = credentials.split(url)
         try:
@@ -131,7 +144,10 @@ class AdminClient:
         self.url: Final = self._base
         """The URL without credentials and options, for messages."""
         self._tls = _tls(parts.query, tls)
-        if parts.scheme == "http" and self._tls is not None:
+        self._context = context
+        if context is not None and self._tls is not None:
+            raise errors.ConfigError("give TLS options in the URL of the admin side or as `context`, not both")
+        if parts.scheme == "http" and (self._tls is not None or context is not None):
             raise errors.ConfigError(f"{self.url} is not TLS; write https:// to use TLS options")
         self._timeout = seconds(timeout)
         token = token if named is None else named
@@ -231,7 +247,8 @@ class AdminClient:
             content = json.loads(text)["error"]
             code, message = str(content["code"]), str(content["message"])
         except (ValueError, KeyError, TypeError):
-            return errors.BadAnswer(f"{self.url} answers {status}, but not like the admin side of a broker")
+            kind = GatewayAnswer if status in _GATEWAY else errors.BadAnswer
+            return kind(f"{self.url} answers {status}, but not like the admin side of a broker")
         if code in rejections:
             return rejections[code](message)
         return errors.BadAnswer(f"{self.url}: {message}") if otherwise is None else otherwise(message)
@@ -241,7 +258,8 @@ class AdminClient:
 
         options: dict[str, Any] = {}
         if self._scheme == "https":
-            options = _tls_options(self._tls or TLSConfig())
+            context = self._context
+            options = _tls_options(self._tls or TLSConfig()) if context is None else {"ssl_context": context}
         proxy = _proxy(self._scheme, self._host)
         if proxy is None:
             return urllib3.PoolManager(1, **options)

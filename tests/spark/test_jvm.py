@@ -52,6 +52,21 @@ def test_a_java_that_was_chosen_and_is_too_old_is_an_error_and_not_replaced(
         jvm.find_java()
 
 
+@pytest.mark.parametrize(
+    ("spark", "version", "fits"), [("4.0.5", "21.0.1", True), ("4.1.4", "25", False), ("4.2.0", "25", True)]
+)
+def test_java_that_is_too_new_for_an_older_spark_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spark: str, version: str, fits: bool
+) -> None:
+    monkeypatch.setattr(jvm.importlib.metadata, "version", lambda _name: spark)
+    monkeypatch.setenv("JAVA_HOME", str(java(tmp_path / "home", version)))
+    if fits:
+        assert jvm.find_java().home == tmp_path / "home"
+        return
+    with pytest.raises(jvm.JavaMissing, match=r"needs Java 17 to 21: .* is Java 25\. .* 'pyspark>=4\.2'"):
+        jvm.find_java()
+
+
 def test_missing_java_error_lists_all_three_places(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(jvm.JavaMissing, match="no java on the path") as raised:
         jvm.find_java()

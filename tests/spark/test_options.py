@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mqcore import errors
-from mqcore.spark.options import EARLIEST, LATEST, Positions, ReadOptions, WriteOptions, byte_count
+from mqcore.spark.options import EARLIEST, LATEST, Positions, ReadOptions, WriteOptions, byte_count, local_path
 from mqcore.spark.origin import Directory, Ends, Remote
 from mqcore.spark.plan import Bounds, Plan, columns_of, ddl
 
@@ -38,9 +38,20 @@ def test_defaults_of_reading() -> None:
         since_us=None,
         until_us=None,
         rows_per_trigger=None,
-        min_partitions=1,
+        min_partitions=None,
         partition_bytes=64 << 20,
         fail_on_data_loss=True,
+        assigned=None,
+        since_by_shard=None,
+        until_by_shard=None,
+        min_rows_per_trigger=None,
+        trigger_delay=900.0,
+        fail_on_missing_queue=True,
+        ca=None,
+        cert=None,
+        key=None,
+        timeout=60.0,
+        retries=10,
     )
 
 
@@ -68,6 +79,20 @@ def test_names_of_options_are_found_in_any_case_and_those_of_the_engine_are_igno
         ({"endingTimestamp": "1970-01-01T01:00:02+01:00"}, "until_us", 2_000_000),
         ({"maxOffsetsPerTrigger": "1"}, "rows_per_trigger", 1),
         ({"minPartitions": "2"}, "min_partitions", 2),
+        ({"assign": '{"a": [0, 1], "b/1": [2]}'}, "assigned", {"a": {0, 1}, "b/1": {2}}),
+        ({"assign": '{"a": [0, 1], "b/1": [2]}'}, "queues", ("a", "b/1")),
+        (
+            {"startingOffsetsByTimestamp": '{"0": 7, "1": "1970-01-01T00:00:02Z"}'},
+            "since_by_shard",
+            {0: 7000, 1: 2000000},
+        ),
+        ({"endingOffsetsByTimestamp": '{"0": "7"}'}, "until_by_shard", {0: 7000}),
+        ({"minOffsetsPerTrigger": "3", "maxTriggerDelay": "2m"}, "min_rows_per_trigger", 3),
+        ({"minOffsetsPerTrigger": "3", "maxTriggerDelay": "2m"}, "trigger_delay", 120.0),
+        ({"minOffsetsPerTrigger": "3", "maxTriggerDelay": "1500ms"}, "trigger_delay", 1.5),
+        ({"failOnMissingQueue": "false"}, "fail_on_missing_queue", False),
+        ({"timeout": "2.5"}, "timeout", 2.5),
+        ({"retries": "0"}, "retries", 0),
         ({"maxPartitionBytes": "1k"}, "partition_bytes", 1024),
     ],
     ids=str,
@@ -95,10 +120,32 @@ def test_options_of_reading_have_values(given: dict[str, str], member: str, valu
         ({"endingOffsets": "soon"}, "endingOffsets must be earliest, latest, or JSON"),
         ({"endingTimestamp": "noon"}, "endingTimestamp must be Unix milliseconds or a time .* not 'noon'"),
         ({"maxPartitionBytes": "0"}, "maxPartitionBytes must be a size such as 64m, not '0'"),
-        ({"path": "s3://bucket/data"}, "path must be a directory that every executor can access"),
+        ({"path": "s3a://bucket/data"}, r"the file system s3a cannot be read\. Mount it, .* option admin"),
+        ({"path": "/here/hdfs:/data"}, "the file system hdfs cannot be read"),
+        ({"assign": '{"a": [0]}', "subscribe": "b"}, "subscribe and assign exclude each other"),
+        ({"assign": "[0, 1]"}, "assign must be JSON with the shards of each channel or queue"),
+        ({"assign": '{"a": []}'}, "assign must be JSON with the shards"),
+        ({"assign": '{"a": [-1]}'}, "assign must be JSON with the shards"),
+        ({"assign": '{"a": [true]}'}, "assign must be JSON with the shards"),
+        ({"startingOffsetsByTimestamp": "5"}, "startingOffsetsByTimestamp must be JSON with Unix milliseconds"),
+        ({"startingOffsetsByTimestamp": '{"0": "soon"}'}, "startingOffsetsByTimestamp must be JSON"),
+        ({"startingOffsetsByTimestamp": "{}"}, "startingOffsetsByTimestamp must not be empty"),
+        ({"startingOffsetsByTimestamp": '{"0": 5}', "startingTimestamp": "5"}, "exclude each other; use one of them"),
+        (
+            {"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"},
+            r"\(9\) must not exceed maxOffsetsPerTrigger \(8\)",
+        ),
+        ({"maxTriggerDelay": "5m"}, "maxTriggerDelay needs minOffsetsPerTrigger"),
+        (
+            {"minOffsetsPerTrigger": "1", "maxTriggerDelay": "soon"},
+            "maxTriggerDelay must be a time above 0 such as 30s",
+        ),
+        ({"timeout": "0"}, "timeout must be a time above 0 such as 30s or 15m, not '0'"),
+        ({"retries": "-1"}, "retries must be an integer of at least 0, not '-1'"),
+        ({"failOnMissingQueue": "no"}, "failOnMissingQueue must be true or false, not 'no'"),
         ({"paths": '["/a", "/b"]'}, "a query reads one data directory"),
         ({"paths": "/a"}, "paths must be a JSON list of paths"),
-        ({"admin": "http://127.0.0.1:2627"}, "say either where the data directory"),
+        ({"admin": "http://127.0.0.1:2627"}, "path and admin exclude each other"),
     ],
     ids=str,
 )
@@ -107,8 +154,24 @@ def test_invalid_options_of_reading_are_named(given: dict[str, str], why: str) -
         read(**given)
 
 
+@pytest.mark.parametrize("name", ["endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"])
+def test_end_of_a_stream_is_an_error(name: str) -> None:
+    given = PATH | {name: '{"0": 5}' if name.endswith("ByTimestamp") else "5" if "Time" in name else "latest"}
+    assert ReadOptions.parse(given) == ReadOptions.parse(given, streaming=False)
+    with pytest.raises(errors.ConfigError, match=rf"{name} is only for spark\.read; a stream has no end"):
+        ReadOptions.parse(given, streaming=True)
+
+
+@pytest.mark.parametrize("name", ["maxOffsetsPerTrigger", "minOffsetsPerTrigger"])
+def test_size_of_a_batch_is_an_error_without_a_stream(name: str) -> None:
+    given = PATH | {name: "5"}
+    assert ReadOptions.parse(given) == ReadOptions.parse(given, streaming=True)
+    with pytest.raises(errors.ConfigError, match=rf"{name} is only for spark\.readStream"):
+        ReadOptions.parse(given, streaming=False)
+
+
 def test_reading_needs_a_directory_or_an_admin_side() -> None:
-    with pytest.raises(errors.ConfigError, match="say either where the data directory"):
+    with pytest.raises(errors.ConfigError, match=r"say either where the data directory .* CREATE TEMPORARY VIEW"):
         ReadOptions.parse({})
     options = ReadOptions.parse({"admin": "http://127.0.0.1:2627", "token": "t"})
     assert (options.paths, options.admin, options.token) == ((), "http://127.0.0.1:2627", "t")
@@ -119,6 +182,8 @@ def test_paths_are_absolute_and_of_the_local_file_system(monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     assert read(path="data").paths == (str(tmp_path / "data"),)
     assert read(path="file:///srv/data").paths == ("/srv/data",)
+    assert read(path="file:/srv/data").paths == ("/srv/data",)
+    assert local_path("data_dir", str(tmp_path / "file:/srv/data")) == "/srv/data", "as pathlib makes it of a URL"
     assert read(paths='["/one"]').paths == ("/one",)
     plan = Plan.of(read(path=str(tmp_path)), [("value", "binary")])
     assert plan.options.paths == (str(tmp_path),)
@@ -241,7 +306,7 @@ def test_filters_of_one_column_keep_what_both_let_pass() -> None:
     pytest.importorskip("pyspark")
     from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual
 
-    from mqcore.spark.source import narrow
+    from mqcore.spark.filters import narrow
 
     def narrowed(*filters: Filter) -> Plan:
         plan = Plan.of(read(), [("value", "binary")])
@@ -320,6 +385,24 @@ def test_offsets_of_rows_that_are_gone_are_an_error_unless_the_loss_is_accepted(
             strict.checked({"0": place}, ENDS)
     found = lenient.checked({"0": place}, ENDS)
     assert found == {"0": {"journal": "j0", "sequence": rest}, "1": {"journal": "j1", "sequence": 0}}
+
+
+def test_requests_of_shards_have_their_own_times_and_queues() -> None:
+    plan = Plan.of(
+        read(
+            assign='{"a": [0, 1], "b/1": [1]}',
+            startingOffsetsByTimestamp='{"0": 3, "1": 4}',
+            endingOffsetsByTimestamp='{"0": 9, "1": 8}',
+        ),
+        [("value", "binary")],
+    )
+    plan.until_us = 8_500
+    requests = [json.loads(plan.request(shard=shard)) for shard in (0, 1)]
+    assert [request["queues"] for request in requests] == [["a"], ["a", "b/1"]]
+    assert [request["since_us"] for request in requests] == [3000, 4000]
+    assert [request["until_us"] for request in requests] == [8500, 8000]
+    end = {str(shard): {"journal": "j", "sequence": 40} for shard in (0, 1, 2)}
+    assert plan.stretches({}, end) == [(0, 0, 40), (1, 0, 40)], "shard 2 is not assigned"
 
 
 def test_stretches_are_between_two_offsets_and_within_the_bounds_of_filters() -> None:

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 import mqcore.journal
+from depth import choices
 from mqcore import errors, sync
+from mqcore.spark.archive import newest_manifest
 from mqcore.spark.options import ReadOptions
 from mqcore.spark.origin import Directory
 from mqcore.spark.plan import Plan, columns_of
 from served import serving, wait_until
-from spark.recorded import HISTORY, declare
+from spark.recorded import ARCHIVE_SECONDS, HISTORY, archived, declare
 
 
 def plan_of(path: Path, **options: str) -> Plan:
@@ -102,11 +104,57 @@ def test_large_steps_that_are_packed_in_the_journal_are_read_as_they_were(tmp_pa
     assert values(plan_of(tmp_path)) == bodies
 
 
+@pytest.mark.parametrize("archive", [False, True], ids=["journal", "archive"])
+def test_tasks_are_as_many_as_cores_if_each_has_enough_to_read(tmp_path: Path, archive: bool) -> None:
+    random = choices(__name__)
+    bodies = [random.randbytes(1000) for _ in range(6000)]
+    environment = HISTORY if archive else {**HISTORY, "MQCORE_ARCHIVE": "off"}
+    with serving("--data-dir", str(tmp_path), environment=environment) as served:
+        with sync.connect(served.url) as mq:
+            declare(mq, "orders/1")
+            for first in range(0, 6000, 100):
+                mq.publish_many("orders/1", bodies[first : first + 100])
+        if archive:
+            wait_until(lambda: archived(tmp_path, 6000), limit=ARCHIVE_SECONDS, what="the archive")
+        served.terminate()
+
+    def tasks(cores: int, **options: str) -> int:
+        plan = plan_of(tmp_path, **options)
+        plan.cores = cores
+        origin = plan.origin()
+        pieces = plan.pieces(origin, plan.stretches({}, plan.positions(origin.ends(), "latest", "endingOffsets")))
+        found = [
+            body
+            for piece in pieces
+            for rows in origin.read(plan.request(), piece, True)
+            for body in rows.column("value").to_pylist()
+        ]
+        assert sorted(found) == sorted(bodies)
+        # A shard without these messages has a small piece of its own.
+        return sum(piece[6] > 1 << 18 for piece in pieces)
+
+    assert tasks(1) == 1
+    if archive:
+        assert tasks(64) <= newest_files(tmp_path), "a file of the archive is read by one task"
+    else:
+        assert tasks(2) == 2
+        assert tasks(3) == 3
+        assert 4 <= tasks(64) <= 16, "a task has a mebibyte"
+    assert tasks(64, minPartitions="1") == 1
+    assert tasks(1, minPartitions="9") >= 8
+
+
+def newest_files(data_dir: Path) -> int:
+    manifest = newest_manifest(data_dir / "archive")
+    assert manifest is not None
+    return sum(file["table"] == "messages" for file in manifest["files"])
+
+
 def test_filters_narrow_a_plan_and_never_beyond_what_they_let_pass() -> None:
     pytest.importorskip("pyspark")
     from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, IsNull, LessThan, Not
 
-    from mqcore.spark.source import narrow
+    from mqcore.spark.filters import narrow
 
     def narrowed(*filters: Filter) -> Plan:
         plan = plan_of(Path("/nowhere"))

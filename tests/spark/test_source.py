@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections import Counter
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import mqcore.spark
-from depth import by_depth
+from depth import by_depth, choices
 from mqcore import sync
 from served import serving, wait_until
 from spark.recorded import ARCHIVE_SECONDS, HISTORY, LENIENT, QUEUES, Recorded, archived, declare
@@ -114,7 +115,8 @@ def test_queues_are_subscribed_to_by_name_and_by_pattern(spark: SparkSession, re
     assert bodies(read(spark, recorded, subscribePattern="(orders|logs)/[2-9]")) == expected(
         recorded, "orders/7", "logs/2"
     )
-    assert read(spark, recorded, subscribe="nobody").count() == 0
+    assert read(spark, recorded, subscribe="nobody", failOnMissingQueue="false").count() == 0
+    assert read(spark, recorded, subscribePattern="nobody").count() == 0
 
 
 def test_stretches_of_sequences_and_of_time_join_without_a_gap_or_an_overlap(
@@ -172,6 +174,32 @@ def test_partitions_are_as_many_and_as_large_as_asked_for(spark: SparkSession, r
     small = read(spark, recorded, maxPartitionBytes="4k")
     assert small.rdd.getNumPartitions() > 4
     assert bodies(small) == expected(recorded)
+
+
+def tasks(rows: DataFrame) -> int:
+    """How many tasks have rows."""
+    from pyspark.sql.functions import spark_partition_id
+
+    return rows.select(spark_partition_id()).distinct().count()
+
+
+def test_tasks_are_as_many_as_the_session_runs_at_the_same_time(spark: SparkSession, tmp_path: Path) -> None:
+    random = choices(__name__)
+    bodies_ = [random.randbytes(1000) for _ in range(6000)]
+    environment = {**HISTORY, "MQCORE_ARCHIVE": "off"}
+    with serving("--data-dir", str(tmp_path), environment=environment) as served:
+        with sync.connect(served.url) as mq:
+            declare(mq, "orders/1")
+            for first in range(0, 6000, 100):
+                mq.publish_many("orders/1", bodies_[first : first + 100])
+        served.terminate()
+    rows = spark.read.format("mqcore").load(str(tmp_path))
+    assert tasks(rows) == spark.sparkContext.defaultParallelism == 2
+    assert bodies(rows) == Counter(bodies_)
+    assert tasks(spark.read.format("mqcore").option("minPartitions", "1").load(str(tmp_path))) == 1
+    # A session that has not registered the format: as many as there are processors.
+    other = spark.newSession().read.format("mqcore").load(str(tmp_path))
+    assert tasks(other) == min(12, len(os.sched_getaffinity(0)))
 
 
 def test_sql_reads_it_too(spark: SparkSession, recorded: Recorded) -> None:
@@ -232,7 +260,12 @@ def test_invalid_options_have_clear_errors(spark: SparkSession, recorded: Record
             spark.read.format("mqcore").options(**options).load(str(path)).count()
         return str(raised.value)
 
-    assert "did you mean subscribe" in refused(recorded.data_dir, subscribed="orders")
+    unknown = refused(recorded.data_dir, subscribed="orders")
+    assert "did you mean subscribe" in unknown.splitlines()[0], "the reason comes first"
+    assert "Traceback" not in unknown
+    assert "no message has ever entered the channel or queue 'order'" in refused(recorded.data_dir, subscribe="order")
+    assert "the file system s3a cannot be read" in refused(Path("s3a://bucket/data"))
+    assert "maxOffsetsPerTrigger is only for spark.readStream" in refused(recorded.data_dir, maxOffsetsPerTrigger="5")
     assert "use path" in refused(recorded.data_dir, nonsense="1")
     assert "unknown column 'body'" in refused(recorded.data_dir, columns="body")
     assert "is not a data directory" in refused(tmp_path)
@@ -317,4 +350,4 @@ def test_a_broker_elsewhere_is_read_through_its_admin_side(spark: SparkSession, 
     moment = datetime.now(UTC).isoformat()
     assert spark.read.format("mqcore").options(**options, startingTimestamp=moment).load().count() == 0
     with pytest.raises(Exception, match="does not answer"):
-        spark.read.format("mqcore").option("admin", "http://127.0.0.1:9").load().count()
+        spark.read.format("mqcore").options(admin="http://127.0.0.1:9", retries="0").load().count()

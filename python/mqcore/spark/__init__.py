@@ -14,14 +14,18 @@ does not import any of it. docs/spark.md tells options, columns and promises.
 from mqcore.spark.archive import archive, newest_manifest
 from mqcore.spark.bulk import read
 from mqcore.spark.jvm import Java, JavaMissing, ensure_java, find_java
+from mqcore.spark.lag import ShardLag, lag, lag_listener
 from mqcore.spark.session import register, session
 
 __all__ = [
     "Java",
     "JavaMissing",
+    "ShardLag",
     "archive",
     "ensure_java",
     "find_java",
+    "lag",
+    "lag_listener",
     "newest_manifest",
     "read",
     "register",

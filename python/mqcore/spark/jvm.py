@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -20,10 +21,12 @@ from typing import Final
 
 from mqcore import errors
 
-__all__ = ["JAVA_MIN", "Java", "JavaMissing", "ensure_java", "find_java"]
+__all__ = ["JAVA_MAX_BEFORE_42", "JAVA_MIN", "Java", "JavaMissing", "ensure_java", "find_java"]
 
 JAVA_MIN: Final = 17
 """The oldest Java that Spark 4 runs on."""
+JAVA_MAX_BEFORE_42: Final = 21
+"""The newest Java for Spark 4.0 and 4.1. Later ones removed what their Hadoop and Arrow use."""
 
 _PATIENCE = 30.0
 _DROPPED: Final = "--add-modules=jdk.incubator.vector"
@@ -80,10 +83,25 @@ def ensure_java() -> Java:
 
 
 def _missing(tried: list[str]) -> JavaMissing:
+    newest = _newest()
+    if newest is not None:
+        return JavaMissing(
+            f"this Spark needs Java {JAVA_MIN} to {newest}: {'; '.join(tried)}. Install one and set JAVA_HOME, or "
+            "update Spark: pip install 'pyspark>=4.2'"
+        )
     return JavaMissing(
         f"Spark needs Java {JAVA_MIN} or newer: {'; '.join(tried)}. "
         "Install one and set JAVA_HOME, or: pip install 'mqcore[spark-jdk]'"
     )
+
+
+def _newest() -> int | None:
+    """Return the newest Java that the installed Spark runs on, or `None` if there is no limit."""
+    try:
+        major, minor = map(int, importlib.metadata.version("pyspark").split(".")[:2])
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return None
+    return JAVA_MAX_BEFORE_42 if (major, minor) < (4, 2) else None
 
 
 def _examine(home: Path, found: str, tried: list[str]) -> Java | None:
@@ -96,7 +114,8 @@ def _examine(home: Path, found: str, tried: list[str]) -> Java | None:
         tried.append(f"{program} ({found}) cannot be started: {error}")
         return None
     version = _version(output)
-    if version is None or version < JAVA_MIN:
+    newest = _newest()
+    if version is None or version < JAVA_MIN or (newest is not None and version > newest):
         tried.append(f"{program} ({found}) is Java {version or 'of an unknown version'}")
         return None
     return Java(home, version, found)

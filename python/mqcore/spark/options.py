@@ -28,25 +28,33 @@ LATEST: Final = -1
 View = Literal["messages", "steps"]
 Positions = Literal["earliest", "latest"] | dict[int, int]
 
+_SELECTIONS: Final = ("subscribe", "subscribePattern", "assign")
+_STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+_BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _READ: Final = (
     "path",
     "paths",
     "admin",
     "token",
+    "ca",
+    "cert",
+    "key",
+    "timeout",
+    "retries",
     "view",
     "columns",
     "includeHeaders",
     "includeMeta",
-    "subscribe",
-    "subscribePattern",
+    *_SELECTIONS,
     "startingOffsets",
-    "endingOffsets",
     "startingTimestamp",
-    "endingTimestamp",
-    "maxOffsetsPerTrigger",
+    "startingOffsetsByTimestamp",
+    *_BATCH_ONLY,
+    *_STREAM_ONLY,
     "minPartitions",
     "maxPartitionBytes",
     "failOnDataLoss",
+    "failOnMissingQueue",
 )
 _WRITE: Final = (
     "url",
@@ -69,6 +77,9 @@ _WRITE: Final = (
 )
 _ENGINE: Final = frozenset({"queryname", "outputmode", "trigger"})
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
+_TIME_UNITS: Final = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+_URL: Final = re.compile(r"(?:^|/)([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
+"""A URL, also one that `pathlib` has made a relative path of. A single letter is a drive."""
 
 
 def _checked(options: Mapping[str, str], known: Iterable[str], where: str) -> dict[str, str]:
@@ -142,15 +153,71 @@ def _moment(options: Mapping[str, str], name: str) -> int | None:
     if text is None:
         return None
     try:
-        if re.fullmatch(r"\d+", text):
-            return int(text) * 1000
-        moment = datetime.fromisoformat(text)
+        return _microseconds(text)
     except ValueError:
         raise errors.ConfigError(
             f"{name} must be Unix milliseconds or a time such as 2026-11-21T08:00:00Z, not {text!r}"
         ) from None
+
+
+def _microseconds(text: str) -> int:
+    if re.fullmatch(r"\d+", text):
+        return int(text) * 1000
+    moment = datetime.fromisoformat(text)
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return int(moment.timestamp() * 1_000_000)
+
+
+def _moments(options: Mapping[str, str], name: str, other: str) -> dict[int, int] | None:
+    """Unix microseconds by shard."""
+    text = options.get(name)
+    if text is None:
+        return None
+    if other in options:
+        raise errors.ConfigError(f"{other} and {name} exclude each other; use one of them")
+    try:
+        moments = {int(shard): _microseconds(str(moment)) for shard, moment in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError):
+        raise errors.ConfigError(
+            f"{name} must be JSON with Unix milliseconds or a time per shard such as "
+            f'{{"0": 1795000000000, "1": "2026-11-21T08:00:00Z"}}; not {text!r}'
+        ) from None
+    if not moments:
+        raise errors.ConfigError(f"{name} must not be empty")
+    return moments
+
+
+def _assigned(options: Mapping[str, str]) -> dict[str, frozenset[int]] | None:
+    """Shards by channel or queue."""
+    text = options.get("assign")
+    if text is None:
+        return None
+    try:
+        found = {str(queue): frozenset(map(_shard, shards)) for queue, shards in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError):
+        found = {}
+    if not found or not all(found.values()):
+        raise errors.ConfigError(
+            'assign must be JSON with the shards of each channel or queue such as {"orders": [0, 1], "logs/2": [0]}; '
+            f"not {text!r}"
+        )
+    return found
+
+
+def _shard(number: object) -> int:
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise ValueError(number)
+    return number
+
+
+def _seconds(options: Mapping[str, str], name: str, default: float) -> float:
+    """A time above zero, as a plain number of seconds or in Spark's notation: ``90s``, ``15m``."""
+    if name not in options:
+        return default
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", options[name].lower())
+    if match is None or match.group(2) not in _TIME_UNITS or float(match.group(1)) == 0:
+        raise errors.ConfigError(f"{name} must be a time above 0 such as 30s or 15m, not {options[name]!r}")
+    return float(match.group(1)) * _TIME_UNITS[match.group(2)]
 
 
 @dataclass(frozen=True)
@@ -171,24 +238,51 @@ class ReadOptions:
     since_us: int | None
     until_us: int | None
     rows_per_trigger: int | None
-    min_partitions: int
+    min_partitions: int | None
+    """Minimum number of tasks; `None`: as many as there are cores, if each has enough to read."""
     partition_bytes: int
     fail_on_data_loss: bool
+    assigned: dict[str, frozenset[int]] | None = None
+    """Shards by channel or queue; `None`: all shards."""
+    since_by_shard: dict[int, int] | None = None
+    until_by_shard: dict[int, int] | None = None
+    min_rows_per_trigger: int | None = None
+    trigger_delay: float = 900.0
+    """Seconds after which a batch may have fewer rows than that minimum."""
+    fail_on_missing_queue: bool = True
+    ca: str | None = None
+    """Path, or PEM as text. The same for `cert` and `key`."""
+    cert: str | None = None
+    key: str | None = None
+    timeout: float = 60.0
+    retries: int = 10
 
     @classmethod
-    def parse(cls, options: Mapping[str, str]) -> ReadOptions:
-        """Parse Spark's options. Raises `ConfigError` for an unknown option or an invalid value."""
+    def parse(cls, options: Mapping[str, str], *, streaming: bool | None = None) -> ReadOptions:
+        """Parse Spark's options. Raises `ConfigError` for an unknown option or an invalid value.
+
+        `streaming` is the kind of the query, and also refuses the options of the other kind; `None`: not known yet.
+        """
         given = _checked(options, _READ, "reading mqcore")
+        if streaming is not None:
+            _check_kind(given, streaming)
         paths = _paths(given)
         if bool(paths) == ("admin" in given):
             raise errors.ConfigError(
                 "say either where the data directory of the broker is (load or path), or where its admin side "
-                "listens (admin), such as http://HOST:2627"
+                "listens (admin), such as http://HOST:2627. A table of CREATE TABLE ... USING mqcore has no options; "
+                "use CREATE TEMPORARY VIEW ... USING mqcore OPTIONS (path '...')"
+                if not paths
+                else "path and admin exclude each other; say either where the data directory of the broker is, or "
+                "where its admin side listens"
             )
         if (view := given.get("view", "messages").strip().lower()) not in {"messages", "steps"}:
             raise errors.ConfigError(f"view must be messages or steps, not {given['view']!r}")
-        if "subscribe" in given and "subscribePattern" in given:
-            raise errors.ConfigError("subscribe and subscribePattern exclude each other; use one of them")
+        selections = [name for name in _SELECTIONS if name in given]
+        if len(selections) > 1:
+            raise errors.ConfigError(f"{' and '.join(selections)} exclude each other; use one of them")
+        _check_tls(given)
+        assigned, retries = _assigned(given), _count(given, "retries", 0)
         return cls(
             paths=paths,
             admin=given.get("admin"),
@@ -197,17 +291,61 @@ class ReadOptions:
             columns=_names(given, "columns"),
             include_headers=_flag(given, "includeHeaders", False),
             include_meta=_flag(given, "includeMeta", False),
-            queues=_names(given, "subscribe"),
+            queues=_names(given, "subscribe") if assigned is None else tuple(assigned),
             pattern=given.get("subscribePattern"),
             starting=_positions(given, "startingOffsets", "earliest") if "startingOffsets" in given else None,
             ending=_positions(given, "endingOffsets", "latest"),
             since_us=_moment(given, "startingTimestamp"),
             until_us=_moment(given, "endingTimestamp"),
             rows_per_trigger=_count(given, "maxOffsetsPerTrigger", 1),
-            min_partitions=_count(given, "minPartitions", 1) or 1,
+            min_partitions=_count(given, "minPartitions", 1),
             partition_bytes=byte_count("maxPartitionBytes", given.get("maxPartitionBytes", "64m")),
             fail_on_data_loss=_flag(given, "failOnDataLoss", True),
+            assigned=assigned,
+            since_by_shard=_moments(given, "startingOffsetsByTimestamp", "startingTimestamp"),
+            until_by_shard=_moments(given, "endingOffsetsByTimestamp", "endingTimestamp"),
+            min_rows_per_trigger=_least_rows(given),
+            trigger_delay=_seconds(given, "maxTriggerDelay", 900.0),
+            fail_on_missing_queue=_flag(given, "failOnMissingQueue", True),
+            ca=given.get("ca"),
+            cert=given.get("cert"),
+            key=given.get("key"),
+            timeout=_seconds(given, "timeout", 60.0),
+            retries=10 if retries is None else retries,
         )
+
+    @property
+    def place(self) -> str:
+        """Where the history is, for messages."""
+        return self.paths[0] if self.admin is None else self.admin.partition("?")[0].rpartition("@")[2]
+
+
+def _check_kind(given: Mapping[str, str], streaming: bool) -> None:
+    for name in _BATCH_ONLY if streaming else _STREAM_ONLY:
+        if name in given:
+            raise errors.ConfigError(
+                f"{name} is only for spark.read; a stream has no end, so remove it, or stop the query by a trigger "
+                "such as availableNow"
+                if streaming
+                else f"{name} is only for spark.readStream; remove it, or limit the rows by endingOffsets"
+            )
+
+
+def _least_rows(given: Mapping[str, str]) -> int | None:
+    least, most = _count(given, "minOffsetsPerTrigger", 1), _count(given, "maxOffsetsPerTrigger", 1)
+    if least is not None and most is not None and least > most:
+        raise errors.ConfigError(f"minOffsetsPerTrigger ({least}) must not exceed maxOffsetsPerTrigger ({most})")
+    if least is None and "maxTriggerDelay" in given:
+        raise errors.ConfigError("maxTriggerDelay needs minOffsetsPerTrigger, for which a batch may wait")
+    return least
+
+
+def _check_tls(given: Mapping[str, str]) -> None:
+    named = [name for name in ("ca", "cert", "key") if name in given]
+    if named and not given.get("admin", "").startswith("https://"):
+        raise errors.ConfigError(f"{named[0]} is for TLS; set admin to https://HOST:PORT, or remove it")
+    if "key" in given and "cert" not in given:
+        raise errors.ConfigError("key is the private key of cert; set cert too")
 
 
 def _paths(given: Mapping[str, str]) -> tuple[str, ...]:
@@ -224,15 +362,21 @@ def _paths(given: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def local_path(name: str, path: str) -> str:
-    """Return the path of a ``file:`` URL. Raises `ConfigError` for other schemes."""
-    parts = urlsplit(path)
-    if parts.scheme == "file":
-        return parts.path
-    if len(parts.scheme) > 1:
-        raise errors.ConfigError(
-            f"{name} must be a directory that every executor can access under the same path, not {path!r}"
-        )
-    return str(Path(path).absolute())
+    """Return the path of a ``file:`` URL, and other paths as absolute ones.
+
+    Raises `ConfigError` for other URLs. This is the only place that decides which URLs can be read.
+    """
+    url = _URL.search(path)
+    if url is None:
+        return str(Path(path).absolute())
+    scheme, rest = url.groups()
+    if scheme.lower() == "file":
+        return f"/{rest}" if url.start() else urlsplit(path).path
+    raise errors.ConfigError(
+        f"{name} must be a directory that the driver and every executor see under the same path, not {path!r}: the "
+        f"file system {scheme} cannot be read. Mount it, copy the data directory, or read the running broker with the "
+        "option admin, such as http://HOST:2627"
+    )
 
 
 def _names(given: Mapping[str, str], name: str) -> tuple[str, ...] | None:

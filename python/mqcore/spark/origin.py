@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,9 +16,12 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mqcore import _core, errors
-from mqcore._http import AdminClient, Rejections
+from mqcore._http import AdminClient, Rejections, query
+from mqcore.spark.archive import newest_manifest
+from mqcore.spark.attempts import PASSING, Attempts
 
 __all__ = ["Directory", "Ends", "Origin", "Piece", "Remote", "Stretch", "arrow_errors"]
 
@@ -30,6 +34,7 @@ Stretch: TypeAlias = tuple[int, int, int]
 _ANSWER_BYTES_MAX: Final = 64 << 20
 _REQUEST_BYTES_MAX: Final = 12 << 10
 _TIMEOUT_SECONDS: Final = 60.0
+_LISTED_QUEUES: Final = 1_000
 _NAMES: Final = ("shard", "journal", "from", "until", "segments", "kept_from", "bytes")
 
 
@@ -65,12 +70,17 @@ class Origin(ABC):
     def read(self, request: str, piece: Piece, fail: bool) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a piece. With `fail`, raises `HistoryLost` if rows have been removed."""
 
+    @abstractmethod
+    def queues(self, containing: str = "") -> set[str]:
+        """Return queues whose names contain a text, as far as they are known without reading the history."""
+
 
 class Directory(Origin):
     """A data directory of a running or stopped broker. Raises `DataDirMissing` and `DataDirUnreadable`."""
 
     def __init__(self, path: str) -> None:
         self._core = _core.History(path)
+        self._path = path
 
     @classmethod
     def known(cls, path: str) -> Directory:
@@ -93,6 +103,12 @@ class Directory(Origin):
         """See `Origin.read`."""
         with arrow_errors():
             yield from pa.RecordBatchReader.from_stream(self._core.read(request, piece, fail))
+
+    def queues(self, containing: str = "") -> set[str]:
+        """See `Origin.queues`. These are the queues of the archive."""
+        manifest = newest_manifest(os.path.join(self._path, "archive")) or {"files": []}
+        names = {f"{file['channel']}/{file['queue_id']}" for file in manifest["files"] if file["channel"] is not None}
+        return {name for name in names if containing.lower() in name.lower()}
 
 
 def _made(path: str) -> tuple[int, int, int] | None:
@@ -123,11 +139,26 @@ def arrow_errors() -> Iterator[None]:
 
 
 class Remote(Origin):
-    """A broker's admin API. Raises `ConnectFailed`, `ConnectionLost` and `Unauthorized`."""
+    """A broker's admin API.
 
-    def __init__(self, url: str, token: str | None) -> None:
-        self._admin = AdminClient(url, token=token, timeout=_TIMEOUT_SECONDS)
+    After a temporary error, such as a restart of the broker, a request is repeated up to `retries` times. Rows that
+    have arrived are not repeated.
+
+    Raises `ConnectFailed`, `ConnectionLost` and `Unauthorized`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None,
+        *,
+        context: ssl.SSLContext | None = None,
+        timeout: float = _TIMEOUT_SECONDS,
+        retries: int = 0,
+    ) -> None:
+        self._admin = AdminClient(url, token=token, timeout=timeout, context=context)
         self._url = self._admin.url
+        self._retries = retries
 
     def ends(self, settled: bool = False) -> list[Ends]:
         """See `Origin.ends`. With `settled`, the broker first writes all pending events to its history."""
@@ -146,6 +177,32 @@ class Remote(Origin):
 
     def read(self, request: str, piece: Piece, fail: bool) -> Iterator[pa.RecordBatch]:
         """See `Origin.read`."""
+        if not self._retries:
+            yield from self._rows(request, piece, fail)
+            return
+        attempts, received = Attempts(self._retries), _Received(request)
+        while True:
+            try:
+                for batch in self._rows(received.request, piece, fail):
+                    rows = received.fresh(batch)
+                    if rows.num_rows:
+                        attempts.succeeded()
+                        yield rows
+                return
+            except PASSING as error:
+                attempts.failed(error)
+                received.begin_again()
+
+    def queues(self, containing: str = "") -> set[str]:
+        """See `Origin.queues`. These are the broker's queues, if the credential may list them."""
+        parameters = query({"filter": containing, "limit": _LISTED_QUEUES})
+        try:
+            answer = self._admin.ask("GET", f"/queues?{parameters}", bytes_max=_ANSWER_BYTES_MAX)
+            return {str(state["queue"]) for state in answer["queues"]}
+        except (errors.MqcoreError, KeyError, TypeError):
+            return set()
+
+    def _rows(self, request: str, piece: Piece, fail: bool) -> Iterator[pa.RecordBatch]:
         named = dict(zip(_NAMES, piece, strict=True))
         question = {"do": "rows", "request": request, "piece": named, "fail_on_loss": fail}
         with self._admin.stream(
@@ -161,14 +218,19 @@ class Remote(Origin):
                 ) from error
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        return self._admin.ask(
-            "GET",
-            "/history",
-            _headers(question),
-            bytes_max=_ANSWER_BYTES_MAX,
-            rejections=_REJECTIONS,
-            otherwise=self._unreadable,
-        )
+        attempts = Attempts(self._retries)
+        while True:
+            try:
+                return self._admin.ask(
+                    "GET",
+                    "/history",
+                    _headers(question),
+                    bytes_max=_ANSWER_BYTES_MAX,
+                    rejections=_REJECTIONS,
+                    otherwise=self._unreadable,
+                )
+            except PASSING as error:
+                attempts.failed(error)
 
     def _unreadable(self, message: str) -> errors.MqcoreError:
         return errors.DataDirUnreadable(f"{self._url}: {message}")
@@ -180,6 +242,41 @@ _REJECTIONS: Final[Rejections] = {
     "stopping": errors.ConnectionLost,
     "bad-request": errors.InvalidArgument,
 }
+
+
+class _Received:
+    """Knows which rows of a piece have arrived, so that a repeated request yields the others only.
+
+    Sequences identify rows. Their order may differ between two requests, because the broker archives meanwhile.
+    """
+
+    def __init__(self, request: str) -> None:
+        words = json.loads(request)
+        columns = words["columns"]
+        self._column = next((name for name in ("sequence", "offset") if name in columns), None)
+        self._names = list(columns)
+        if self._column is None:
+            words["columns"] = [*columns, "sequence"]
+        self.request = json.dumps(words)
+        """The request, with sequences."""
+        self._arrived: list[pa.Array] = []
+        self._earlier: pa.Array | None = None
+
+    def begin_again(self) -> None:
+        """Leave out all rows that have arrived so far."""
+        if self._arrived:
+            self._earlier = pa.concat_arrays(self._arrived)
+            self._arrived = [self._earlier]
+
+    def fresh(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows that have not arrived yet, with the columns of the original request."""
+        sequences = batch.column(self._column or "sequence")
+        if self._earlier is not None:
+            new = pc.invert(pc.is_in(sequences, value_set=self._earlier))
+            batch, sequences = batch.filter(new), sequences.filter(new)
+        # A copy, because a slice of the batch would keep all of it in memory.
+        self._arrived.append(pc.add(sequences, 0))
+        return batch if self._column is not None else batch.select(self._names)
 
 
 def _headers(question: dict[str, Any]) -> dict[str, str]:

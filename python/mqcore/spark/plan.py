@@ -6,13 +6,16 @@ Nothing here knows Spark, so all of it is tested without one.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
 from mqcore import _core, errors
 from mqcore.spark.options import EARLIEST, LATEST, Positions, ReadOptions
 from mqcore.spark.origin import Directory, Ends, Origin, Piece, Remote, Stretch
+from mqcore.spark.tls import tls_context
 
 __all__ = ["Offsets", "Plan", "columns_of", "ddl"]
 
@@ -21,6 +24,10 @@ Offsets: TypeAlias = dict[str, dict[str, Any]]
 
 _POSITION_BITS: Final = 20
 """Lower bits of a sequence: the position within a record. Pieces are split between records."""
+
+_END_OF_TIME_US: Final = (1 << 63) - 1
+_TASK_BYTES: Final = 1 << 20
+"""Bytes that make a task of their own worthwhile, as they are stored. A task costs as much as reading about as many."""
 
 
 def columns_of(options: ReadOptions) -> list[tuple[str, str]]:
@@ -69,9 +76,11 @@ class Plan:
     since_us: int | None = None
     until_us: int | None = None
     bounds: Bounds = field(default_factory=Bounds)
+    cores: int | None = None
+    """Tasks that Spark runs at the same time; `None`: as many as this machine has processors."""
 
     @classmethod
-    def of(cls, options: ReadOptions, columns: Sequence[tuple[str, str]]) -> Plan:
+    def of(cls, options: ReadOptions, columns: Sequence[tuple[str, str]], cores: int | None = None) -> Plan:
         """Create the plan for columns of these names and Spark types; binary columns can be ``string``.
 
         Raises `ConfigError` for a column that there is not, and for one of another type.
@@ -91,32 +100,53 @@ class Plan:
                     f"the column {name!r} has the type {known[name]}{also}, but the given schema has {kind}"
                 )
         names, queues = tuple(name for name, _ in columns), options.queues
-        return cls(options, names, tuple(texts), queues=queues, since_us=options.since_us, until_us=options.until_us)
+        return cls(
+            options,
+            names,
+            tuple(texts),
+            queues=queues,
+            since_us=options.since_us,
+            until_us=options.until_us,
+            cores=cores,
+        )
 
     def origin(self) -> Origin:
         """Open the source of history. Cheap, so each process opens its own."""
-        if self.options.admin is not None:
-            return Remote(self.options.admin, self.options.token)
-        return Directory.known(self.options.paths[0])
+        options = self.options
+        if options.admin is None:
+            return Directory.known(options.paths[0])
+        context = tls_context(options.ca, options.cert, options.key)
+        return Remote(options.admin, options.token, context=context, timeout=options.timeout, retries=options.retries)
 
-    def request(self, columns: Sequence[str] | None = None) -> str:
-        """Return the request to the core, with `columns` instead of the query's if given."""
+    def request(self, columns: Sequence[str] | None = None, *, shard: int | None = None) -> str:
+        """Return the request to the core, with `columns` instead of the query's if given.
+
+        Options for single shards need the number of the `shard`.
+        """
+        options, since, until, queues = self.options, self.since_us, self.until_us, self.queues
+        if options.since_by_shard is not None and shard in options.since_by_shard:
+            since = max(options.since_by_shard[shard], since or 0)
+        if options.until_by_shard is not None and shard in options.until_by_shard:
+            until = min(options.until_by_shard[shard], until or _END_OF_TIME_US)
+        if options.assigned is not None and shard is not None:
+            # Without the queues of pushed filters, which Spark applies again.
+            queues = tuple(queue for queue, shards in options.assigned.items() if shard in shards)
         words: dict[str, Any] = {
-            "view": self.options.view,
+            "view": options.view,
             "columns": list(self.columns if columns is None else columns),
             "texts": list(self.texts) if columns is None and self.texts else None,
-            "queues": None if self.queues is None else list(self.queues),
-            "pattern": self.options.pattern,
+            "queues": None if queues is None else list(queues),
+            "pattern": options.pattern,
             "kinds": None if self.kinds is None else list(self.kinds),
-            "since_us": self.since_us,
-            "until_us": self.until_us,
+            "since_us": since,
+            "until_us": until,
         }
         return json.dumps({name: value for name, value in words.items() if value is not None})
 
     @staticmethod
-    def request_of(view: str, columns: Sequence[str]) -> str:
-        """Return the request to the core for all rows of a view."""
-        return json.dumps({"view": view, "columns": list(columns)})
+    def request_of(view: str, columns: Sequence[str], queues: Sequence[str] | None = None) -> str:
+        """Return the request to the core for all rows of a view, or for those of some queues."""
+        return json.dumps({"view": view, "columns": list(columns)} | ({} if queues is None else {"queues": [*queues]}))
 
     # --- ranges -----------------------------------------------------------------------------------------------------
 
@@ -169,21 +199,52 @@ class Plan:
             same = not before["journal"] or before["journal"] == place["journal"]
             first = max(int(before["sequence"]) if same else 0, self.bounds.first)
             behind = min(int(place["sequence"]), self.bounds.behind)
-            wanted = self.bounds.shards is None or int(shard) in self.bounds.shards
-            if wanted and first < behind:
+            if self.reads(int(shard)) and first < behind:
                 found.append((int(shard), first, behind))
         return found
 
+    def reads(self, shard: int) -> bool:
+        """Return whether options and filters select a shard."""
+        assigned = self.options.assigned
+        return (self.bounds.shards is None or shard in self.bounds.shards) and (
+            assigned is None or any(shard in shards for shards in assigned.values())
+        )
+
+    def advance(self, origin: Origin, stretches: Sequence[Stretch], rows: int) -> list[int]:
+        """Return the ends of the next `rows` rows of ranges. Each range gets its share."""
+        ends: list[int] = []
+        groups = self._by_request(stretches, ["sequence"])
+        for request, group in groups:
+            share = max(1, rows * len(group) // len(stretches)) if len(groups) > 1 else rows
+            ends += origin.advance(request, group, share, self.options.fail_on_data_loss)
+        return ends
+
+    def counted(self, origin: Origin, stretches: Sequence[Stretch]) -> Iterator[int]:
+        """Yield numbers of rows in ranges; their sum is the number of all rows."""
+        for request, group in self._by_request(stretches, ["sequence"]):
+            for piece in origin.pieces(request, group, self.options.partition_bytes):
+                for rows in origin.read(request, piece, self.options.fail_on_data_loss):
+                    yield rows.num_rows
+
     def pieces(self, origin: Origin, stretches: Sequence[Stretch]) -> list[Piece]:
-        """Split ranges into pieces according to the options."""
+        """Split ranges into pieces: at least as many as the option says, by default as many as there are cores.
+
+        By default, a piece has at least `_TASK_BYTES`, and files of the archive are not divided, because each part
+        would have to read all of the file.
+        """
         if not stretches:
             return []
-        request, most, least = self.request(), self.options.partition_bytes, self.options.min_partitions
-        pieces = origin.pieces(request, stretches, most)
+        most, least = self.options.partition_bytes, self.options.min_partitions
+        pieces = self._split(origin, stretches, most)
+        size = sum(piece[6] for piece in pieces)
+        if least is None:
+            target = max(_TASK_BYTES, size // (self.cores or _processors()))
+            if any(piece[6] > target for piece in pieces):
+                pieces = self._split(origin, stretches, min(most, target))
+            return [part for piece in pieces for part in (_parts(piece, target) if piece[4] else [piece])]
         if len(pieces) >= least:
             return pieces
-        target = max(1, sum(piece[6] for piece in pieces) // least)
-        pieces = origin.pieces(request, stretches, min(most, target))
+        pieces = self._split(origin, stretches, min(most, max(1, size // least)))
         while len(pieces) < least:
             by_size = sorted(range(len(pieces)), key=lambda index: -pieces[index][6])
             halved = next(((at, halves) for at in by_size if (halves := _halves(pieces[at]))), None)
@@ -192,6 +253,40 @@ class Plan:
             at, halves = halved
             pieces[at : at + 1] = halves
         return pieces
+
+    def _split(self, origin: Origin, stretches: Sequence[Stretch], target: int) -> list[Piece]:
+        found: list[Piece] = []
+        for request, group in self._by_request(stretches):
+            found += origin.pieces(request, group, target)
+        return found
+
+    def _by_request(
+        self, stretches: Sequence[Stretch], columns: Sequence[str] | None = None
+    ) -> list[tuple[str, list[Stretch]]]:
+        """Return ranges with their requests, in order. Mostly, one request is for all shards."""
+        groups: list[tuple[str, list[Stretch]]] = []
+        for stretch in stretches:
+            request = self.request(columns, shard=stretch[0])
+            if groups and groups[-1][0] == request:
+                groups[-1][1].append(stretch)
+            else:
+                groups.append((request, [stretch]))
+        return groups
+
+
+def _processors() -> int:
+    """Return the processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _parts(piece: Piece, target: int) -> list[Piece]:
+    """Divide a piece between records into parts of about `target` bytes."""
+    shard, journal, first, behind, segments, kept_from, size = piece
+    low, high = first >> _POSITION_BITS, (behind - 1) >> _POSITION_BITS
+    count = max(1, min(round(size / target), high - low + 1))
+    cuts = (low + (high - low + 1) * part // count << _POSITION_BITS for part in range(1, count))
+    bounds = [first, *cuts, behind]
+    return [(shard, journal, begin, end, segments, kept_from, size // count) for begin, end in pairwise(bounds)]
 
 
 def _halves(piece: Piece) -> list[Piece] | None:

@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mqcore import errors
 from mqcore.spark.jvm import ensure_java
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["register", "session"]
 
+_SPARK_MIN: Final = 4
 _QUIET: Mapping[str, str] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -48,6 +49,7 @@ def session(
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise errors.ConfigError("Spark is not installed; pip install 'mqcore[spark]'") from error
+    _check_version()
     active = SparkSession.getActiveSession()
     if active is not None:
         return register(active)
@@ -71,9 +73,48 @@ def session(
 def register(spark: SparkSession) -> SparkSession:
     """Register the format ``mqcore`` with a session, and return the session. Can be called repeatedly.
 
-    Spark finds the format by itself wherever mqcore is installed for its own Python; this is for where it is not.
+    Spark finds the format by itself wherever mqcore is installed for its own Python; this is for where it is not. It
+    also tells the format how many tasks the session runs at the same time, which is the default number of tasks of a
+    read. Without it, that is the number of processors of the driver's machine.
+
+    Raises `ConfigError` for a Spark before 4.0.
     """
+    _check_version()
+    from pyspark.errors import AnalysisException
+
     from mqcore.spark.source import MqcoreSource
 
-    spark.dataSource.register(MqcoreSource)
+    # A class that no module has is pickled with its attributes, so that Spark's Python processes know them.
+    attributes = {"cores": _cores(spark), "__module__": __name__, "__doc__": MqcoreSource.__doc__}
+    try:
+        spark.dataSource.register(type("MqcoreSource", (MqcoreSource,), attributes))
+    except AnalysisException as error:
+        # Spark 4.0 does not replace a format that it has found by itself.
+        if error.getErrorClass() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
     return spark
+
+
+def _check_version() -> None:
+    """Raise `ConfigError` for a Spark without Python data sources, before an import fails without a reason."""
+    import pyspark
+
+    if int(pyspark.__version__.partition(".")[0]) < _SPARK_MIN:
+        raise errors.ConfigError(
+            f"pyspark {pyspark.__version__} is too old: it has no Python data sources. Install {_SPARK_MIN}.0 or "
+            "newer: pip install 'mqcore[spark]'"
+        )
+
+
+def _cores(spark: SparkSession) -> int | None:
+    """Return how many tasks a session runs at the same time, or `None` if a client cannot know it."""
+    from pyspark.errors import PySparkException
+
+    try:
+        context = spark.sparkContext
+    except PySparkException:  # Spark Connect has none.
+        return None
+    planned = int(context.getConf().get("spark.executor.instances", "0") or 0)
+    each = int(context.getConf().get("spark.executor.cores", "1") or 1)
+    # Executors may still be starting.
+    return max(int(context.defaultParallelism), planned * each)

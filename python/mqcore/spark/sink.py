@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from mqcore import errors
 from mqcore.spark.checks import Rules, Survey, queue_problem
+from mqcore.spark.engine import DataSourceStreamArrowWriter
 from mqcore.spark.ledger import Ledger, Staged, Stager, row_prefix, sink_name
 from mqcore.spark.options import WriteOptions
 from mqcore.spark.publisher import Publisher, history_ends
