@@ -238,7 +238,9 @@ def test_the_command_publishes_alerts(
     access = ["--alerts-to", "target/2", "--url", live.served.url, "--admin", live.served.admin_url]
     for published in (7, 0):
         assert run([*place, *access]) == 0
-        content = json.loads(capsys.readouterr()[0])
+        printed, talk = capsys.readouterr()
+        assert "no --admin" not in talk
+        content = json.loads(printed)
         assert (content["schema"], content["name"]) == ("mqcore.pipeline.run/1", "anomalies")
         assert content["figures"]["alerts"] == published
     with sync.connect(live.served.url) as mq:
@@ -253,6 +255,7 @@ def test_wrong_options_are_errors_with_the_reason_first(spark: SparkSession, tmp
         ({"threshold": 0.0}, r"^threshold must be more than 0, not 0.0$"),
         ({"alerts": "a/1"}, r"^alerts and url belong together; set both \(queue and broker\) or none$"),
         ({"alerts": "a/x", "url": "tmqp://x"}, r"^alerts has an invalid queue 'a/x'; use CHANNEL/ID"),
+        ({"alerts": "a/1", "url": "mm2://x"}, r"^url is 'mm2://x', but messages are published over TMQP"),
         ({"until": "soon"}, r"^until is an invalid time 'soon'; use ISO 8601"),
     ]
     for options, reason in cases:

@@ -335,6 +335,7 @@ def test_the_command_counts_and_publishes(
     printed, talk = capsys.readouterr()
     assert json.loads(printed)["figures"]["published"] == 6
     assert "replay: published 100 %" in talk
+    assert "no --admin: if this run is killed" in talk
 
     assert run(["--url", live.served.url, *place, "--to", "nowhere/3", "--run", "y"]) == 3
     assert "nowhere" in capsys.readouterr().err
@@ -357,6 +358,7 @@ def test_wrong_options_are_errors_with_the_reason_first(spark: SparkSession, tmp
         ({"rate": -1.0}, r"^rate must be at least 0 messages per second, not -1.0$"),
         ({"url": "tmqp://x"}, r"^url and run belong together; set both \(broker and a name\) or none to only count$"),
         ({"run": "x"}, r"^url and run belong together"),
+        ({"run": "x", "url": "mqks://x"}, r"^url is 'mqks://x', but messages are published over TMQP; use tmqp://HOST"),
         ({"run": "../x", "url": "tmqp://x"}, r"^run must have 1 to 64 letters, digits, dots, dashes and underscores"),
         ({"to": "a b/70000"}, r"^to has an invalid queue 'a b/70000'; use CHANNEL/ID"),
         ({"to": "a/1=b/1,c/1"}, r"^to has 'c/1' between pairs; use QUEUE=QUEUE, or one queue alone$"),

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from mqcore.cli import options, target
+from mqcore.cli import options, output, target
 
 __all__ = ["COMMANDS"]
 
@@ -59,6 +59,8 @@ def _access(url: str | None, admin: str | None) -> dict[str, Any]:
     """The options of a pipeline that publishes."""
     found = target.listener(url)
     beside = target.admin_beside(found, admin)
+    if beside is None:
+        output.talk("no --admin: if this run is killed, its last messages may be published twice by the next one")
     return {"url": found.url, "token": found.token, "admin": None if beside is None else beside.url}
 
 

@@ -12,6 +12,7 @@ from mqcore.spark.pipelines.destinations import queue_name
 from mqcore.spark.pipelines.history import History
 from mqcore.spark.pipelines.incidents import Alerts, Incident, merged
 from mqcore.spark.pipelines.moments import moment
+from mqcore.spark.pipelines.paced import check_url
 from mqcore.spark.pipelines.report import Page, Series, bars, lines, table, tiles
 from mqcore.spark.pipelines.tables import Tables
 from mqcore.spark.pipelines.watching import unseen
@@ -106,6 +107,8 @@ def anomalies(
     if bool(alerts) != bool(url):
         raise errors.ConfigError("alerts and url belong together; set both (queue and broker) or none")
     target = queue_name("alerts", alerts) if alerts else ""
+    if url:
+        check_url(url)
     end = moment("until", until)
     history, tables = History.of(spark, data_dir), Tables(out, "anomalies")
     progress("measures", 0, 0)

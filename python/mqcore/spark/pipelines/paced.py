@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from mqcore import errors
 from mqcore.spark.ledger import Batch, Ledger, Staged, Stager, sink_name
 from mqcore.spark.options import WriteOptions
 from mqcore.spark.publisher import Publisher, history_ends
@@ -21,11 +22,18 @@ from mqcore.spark.publisher import Publisher, history_ends
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Outbox"]
+__all__ = ["Outbox", "check_url"]
 
 _BURSTS_PER_SECOND: Final = 10
 """With a rate, rows are published in so many windows per second."""
+_SCHEMES: Final = ("tmqp://", "tmqps://", "tmqp+unix://")
 _STAGED: Final = "partition int, file string, rows long"
+
+
+def check_url(url: str) -> None:
+    """Raise `ConfigError` for a URL of another protocol than TMQP."""
+    if not url.startswith(_SCHEMES):
+        raise errors.ConfigError(f"url is {url!r}, but messages are published over TMQP; use tmqp://HOST:2622")
 
 
 class _PacedLedger(Ledger):

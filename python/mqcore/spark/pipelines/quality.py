@@ -190,7 +190,8 @@ def _read(batches: Iterator[Any]) -> Iterator[Any]:
             add(queue, period, shard, number, message_id, "", kind, None, shown)
             for value in values(content) if is_json else ():
                 add(queue, period, None, None, None, *value)
-        yield pa.RecordBatch.from_arrays([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema)
+        arrays = [pa.array(column, each.type) for column, each in zip(columns, schema, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _beginning(body: bytes) -> str:
@@ -347,7 +348,7 @@ def _checking(rules: Mapping[str, Rule]) -> Any:
                 rows += [(*place, *each, _beginning(body)) for each in checker(body, content)]
             columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
             arrays = [pa.array(column, each.type) for column, each in zip(columns, schema, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, schema)
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     return check
 

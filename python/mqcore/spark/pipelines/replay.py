@@ -16,7 +16,7 @@ from mqcore.spark.pipelines.catalogue import Outcome, Progress
 from mqcore.spark.pipelines.destinations import Destinations
 from mqcore.spark.pipelines.history import History
 from mqcore.spark.pipelines.moments import Period
-from mqcore.spark.pipelines.paced import Outbox
+from mqcore.spark.pipelines.paced import Outbox, check_url
 from mqcore.spark.pipelines.report import Page, Series, bars, lines, table, tiles
 from mqcore.spark.pipelines.tables import Tables
 from mqcore.spark.pipelines.watching import unseen
@@ -164,6 +164,8 @@ def _check(kind: str, ids: str, rate: float, url: str, run: str) -> None:
         raise errors.ConfigError(f"rate must be at least 0 messages per second, not {rate}")
     if bool(url) != bool(run):
         raise errors.ConfigError("url and run belong together; set both (broker and a name) or none to only count")
+    if url:
+        check_url(url)
     if run and not _RUN.fullmatch(run):
         raise errors.ConfigError(f"run must have 1 to 64 letters, digits, dots, dashes and underscores, not {run!r}")
 
