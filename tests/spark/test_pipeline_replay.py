@@ -24,7 +24,7 @@ from mqcore.spark.pipelines.destinations import Destinations
 from served import clean_environment, wait_until
 from spark.eventful import recorded_messages
 from spark.made import archive_of, at, message
-from spark.outcomes import parts_of, rows_of, run_whole
+from spark.outcomes import parts_of, rows_of, run_whole, self_contained
 from spark.recorded import LENIENT, Recorded, declare, java_or_skip
 
 if TYPE_CHECKING:
@@ -163,11 +163,10 @@ def test_ids_headers_and_missing_bodies_of_a_made_history(spark: SparkSession, l
     access = {"url": live.served.url, "admin": live.served.admin_url, "to": "target/1"}
 
     outcome = run_whole("replay", spark, data, tmp_path / "dry", DRY, kind="all")
-    counted = {"messages": 8, "body_bytes": 26, "not_recorded": 1, "new_ids": 2}
+    counted = {"messages": 8, "body_bytes": 26, "not_recorded": 1, "new_ids": 0}
     assert outcome.figures == counted | {"published": 0, "published_before": 0}
     (parts,) = [parts_of(outcome.report, "Replay", f"{data}, beginning to end")]
     assert any("The history has no body of 1 messages; they are not published." in part for part in parts)
-    assert any("2 messages get a new id" in part for part in parts)
 
     with sync.connect(live.served.url) as mq:
         done = pipelines.run("replay", spark, data, tmp_path / "keep", **access, run="keep")
@@ -183,11 +182,9 @@ def test_ids_headers_and_missing_bodies_of_a_made_history(spark: SparkSession, l
             b"again",
         ]
         assert found[b"last"].high_priority
-        # The same id in another queue that has the same destination would be the same message there.
-        assert found[b"first"].id == "same"
-        for body, id_ in ((b"second", "same"), (b"last", "same"), (b"first", None), (b"", None), (b"again", None)):
-            assert found[body].headers.get("Replayed-Id") == id_
-        assert found[b"second"].id not in {"", "same"}
+        assert {found[body].id for body in (b"first", b"second", b"last")} == {"same"}, "ids may repeat"
+        assert len({found[body].id for body in (b"", b"again", b"\xff\x00")} - {"", "same"}) == 3
+        assert not any("Replayed-Id" in each.headers for each in back)
         assert original(found[b"first"].headers) == {"A": "b"}
         assert original(found[b"again"].headers) == {}
         assert "Mqcore-Sink" not in found[b"again"].headers, "it names a row of another write"
@@ -199,6 +196,25 @@ def test_ids_headers_and_missing_bodies_of_a_made_history(spark: SparkSession, l
         assert new.figures["published"] == 1
         (letter,) = pulled(mq, "target/1")
         assert (letter.raw, letter.headers["Dead-Letter-Reason"]) == (b"dead", "limit")
+        others = pipelines.run("replay", spark, data, tmp_path / "ids", **access, run="ids", ids="new")
+        assert others.figures["new_ids"] == 3
+        assert "3 messages get a new id" in self_contained(others.report)
+        renewed = {each.raw: (each.id, each.headers.get("Replayed-Id")) for each in pulled(mq, "target/1")}
+        assert {body for body, (_, id_) in renewed.items() if id_ == "same"} == {b"first", b"second", b"last"}
+        assert len({id_ for id_, _ in renewed.values()} - {"", "same"}) == 6
+
+
+def test_nothing_is_committed_if_a_destination_is_missing(spark: SparkSession, live: Recorded, tmp_path: Path) -> None:
+    data = archive_of(tmp_path / "data", [], made_up())
+    options = {"url": live.served.url, "run": "x", "to": "orders/1=target/1,orders/7=nowhere/7"}
+    with sync.connect(live.served.url) as mq:
+        with pytest.raises(errors.InvalidArgument, match="nowhere/7"):
+            pipelines.run("replay", spark, data, tmp_path / "out", **options)
+        assert mq.queue("target/1").information().messages == 0
+        # So the same run may still get another destination.
+        options["to"] = "orders/1=target/1,orders/7=target/2"
+        assert pipelines.run("replay", spark, data, tmp_path / "out", **options).figures["published"] == 6
+        assert (len(pulled(mq, "target/1")), len(pulled(mq, "target/2"))) == (5, 1)
 
 
 def test_rate_limits_the_messages_per_second(spark: SparkSession, live: Recorded, tmp_path: Path) -> None:
@@ -337,8 +353,14 @@ def test_the_command_counts_and_publishes(
     assert "replay: published 100 %" in talk
     assert "no --admin: if this run is killed" in talk
 
-    assert run(["--url", live.served.url, *place, "--to", "nowhere/3", "--run", "y"]) == 3
-    assert "nowhere" in capsys.readouterr().err
+    # The same run continues once its queue is there.
+    arguments = ["--url", live.served.url, *place, "--to", "nowhere/3", "--run", "y"]
+    assert run(arguments) == 3
+    assert "nowhere/3" in capsys.readouterr().err
+    with sync.connect(live.served.url) as mq:
+        declare(mq, "nowhere/3")
+    assert run(arguments) == 0
+    assert json.loads(capsys.readouterr()[0])["figures"]["published"] == 6
 
 
 def test_wrong_options_are_errors_with_the_reason_first(spark: SparkSession, tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def _run(name: str, place: dict[str, Any], **chosen: Any) -> int:
     type=click.Choice(["keep", "new"]),
     default="keep",
     show_default=True,
-    help="Message ids. An id that occurs several times is kept once.",
+    help="Message ids: the original ones, or new ones with the original one in the header Replayed-Id.",
 )
 @click.option(
     "--rate",

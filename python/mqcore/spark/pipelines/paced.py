@@ -121,7 +121,13 @@ class Outbox:
         return [stager.write(iter([rows]))]
 
     def commit(self, staged: list[Staged]) -> bool:
-        """Commit staged rows, unless others are committed already; return whether this call committed them."""
+        """Commit staged rows, unless others are committed already; return whether this call committed them.
+
+        The rows and their queues are checked before. Raises `InvalidArgument` for rows that the broker would refuse;
+        then nothing is committed.
+        """
+        with Publisher(self._options, self._ledger) as publisher:
+            publisher.check(self._ledger.draft(self._number, staged))
         return self._ledger.promise(self._number, staged, history_ends(self._options))[1]
 
     def publish(self, *, fresh: bool = False) -> int:
@@ -134,7 +140,8 @@ class Outbox:
         if batch is None:
             return 0
         self._ledger.begin(batch.published)
-        Publisher(self._options, self._ledger).publish(batch, fresh=fresh)
+        with Publisher(self._options, self._ledger) as publisher:
+            publisher.publish(batch, fresh=fresh)
         return batch.rows - batch.published
 
     def texts(self, column: str) -> list[str]:

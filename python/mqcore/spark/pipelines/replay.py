@@ -101,7 +101,7 @@ def replay(
     - `kind`: ``produced`` (by a client; default), ``arrived`` (dead letters and moved messages), or ``all``.
     - `to`: destination ``channel/id`` of all messages, or pairs ``orders/1=copy/1,logs/2=copy/2``. Default: the queue
       that the message was published to.
-    - `ids`: ``keep`` (default) or ``new``. An id that occurs several times in the selection is kept once.
+    - `ids`: ``keep`` (default) or ``new``.
     - `rate`: messages per second (default 1000; 0: unlimited).
     - `url`, `token`: broker that receives the messages. Requires `run`.
     - `run`: name of this replay: up to 64 letters, digits, dots, dashes and underscores. A run that is repeated with
@@ -186,7 +186,6 @@ def _selected(
     history: History, period: Period, where: str, kind: str, destinations: Destinations, ids: str
 ) -> DataFrame:
     """Rows with the columns of the history, ``target``, and ``key``: the id that the replayed message keeps."""
-    from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812
 
     own = [name for name in COLUMNS if name not in {"channel", "queue_id"}]
@@ -195,11 +194,7 @@ def _selected(
     rows = rows.withColumn("queue_id", F.regexp_extract("queue", r"([0-9]+)$", 1).try_cast("int"))
     rows = _filtered(rows, where).withColumn("target", destinations.column())
     given = F.when(F.col("message_id") != "", F.col("message_id"))
-    if ids == "new":
-        return rows.withColumn("key", F.lit(None).cast("string"))
-    # Rows without an id have one of their own here, so that they are not all sorted by one task.
-    same = Window.partitionBy(F.coalesce(given, F.concat_ws("/", "shard", "sequence"))).orderBy(*_order())
-    return rows.withColumn("key", F.when(F.row_number().over(same) == 1, given))
+    return rows.withColumn("key", given if ids == "keep" else F.lit(None).cast("string"))
 
 
 def _order() -> tuple[str, ...]:
