@@ -63,12 +63,12 @@ class Rejection:
     reason: str
     """One word for programs, such as ``key-too-long``."""
     detail: str
-    """What is wrong, with the value and the limit."""
+    """The defect, with the value and the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the check of a batch needs to know."""
+    """Parameters of the check of a batch."""
 
     queue: str | None
     """The queue of all rows, if an option names it."""
@@ -80,7 +80,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What a check found in rows, by their indexes."""
+    """Result of a check of rows, by their indexes."""
 
     invalid: dict[int, Rejection]
     delayed: list[int]
@@ -162,7 +162,7 @@ def _doubtful(rows: pa.RecordBatch, rules: Rules) -> list[int]:
     names = rows.schema.names
     masks: list[Any] = []
     value = rows.column("value")
-    # What else is in the frame has an upper bound.
+    # The rest of the frame has an upper bound.
     headers = HEADERS_BYTES_MAX if "headers" in names else 0
     room = rules.message_bytes - headers - _name_line_bytes(rules) - FRAME_BYTES
     masks += _if_any(pc.is_null(value)) if value.null_count else []
@@ -297,7 +297,7 @@ def _check_queue(row: Row, rules: Rules) -> Rejection | None:
     if row.queue is None:
         return Rejection("queue-null", "the columns queue and channel are null; fill one of them")
     problem = queue_problem(row.queue)
-    return None if problem is None else Rejection("queue-invalid", f"{row.queue[:80]!r} is no queue: {problem}")
+    return None if problem is None else Rejection("queue-invalid", f"{row.queue[:80]!r} is not a queue: {problem}")
 
 
 def _check_key(row: Row, _rules: Rules) -> Rejection | None:
@@ -347,7 +347,7 @@ def _check_size(row: Row, rules: Rules) -> Rejection | None:
 
 
 def _header_problem(key: Any, value: Any, terms: dict[str, int]) -> str | None:
-    """What is wrong with one header. Adds a value that the broker interprets to `terms`, unless there is one."""
+    """The defect of one header. Adds a value that the broker interprets to `terms`, unless there is one."""
     if not key:
         return "a header has no key"
     if re.search(r"[:\r\n]", key):
@@ -380,7 +380,7 @@ def _name_line_bytes(rules: Rules) -> int:
 
 
 def queue_problem(text: str) -> str | None:
-    """What is wrong with an address: ``channel/id``, ``channel``, or ``@topic:NAME``."""
+    """The defect of an address: ``channel/id``, ``channel``, or ``@topic:NAME``."""
     if text.startswith(TOPIC):
         size = len(text.encode())
         return None if len(TOPIC) < size <= NAME_BYTES_MAX else "the name of a topic must have 1 to 248 bytes"

@@ -1,8 +1,8 @@
 """Queues of a batch, as the broker describes them before the first row is published.
 
 A queue that does not exist, that is stopped, or that takes no messages of this size refuses rows for good. If the sink
-learned that only from a refusal, other rows of the batch would be published by then. A full queue is no reason: rows
-wait for it.
+learned that only from a refusal, other rows of the batch would be published by then. Rows wait for a full queue, so
+it does not count.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _REASONS: Final[tuple[tuple[type[errors.MqcoreError], str], ...]] = (
 
 @dataclass
 class Destinations:
-    """What rows a broker will refuse."""
+    """Queues that will refuse rows of a batch."""
 
     refused: dict[str, Rejection] = field(default_factory=dict)
     """Queues that take no rows."""

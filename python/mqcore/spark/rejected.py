@@ -23,7 +23,7 @@ HEADERS_OMITTED: Final = "Rejected-Headers-Omitted"
 """Number of the row's headers that the message does not have."""
 
 _TRUNCATED_BYTES: Final = 1 << 20
-"""What is left of a body that is too large."""
+"""Size to which a body that is too large is cut."""
 _OWN_BYTES: Final = 8192
 """Upper bound of the size of the headers above."""
 _CUT_BYTES: Final = 1024
