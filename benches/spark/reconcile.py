@@ -35,7 +35,7 @@ def fates_of(messages: int) -> dict[str, int]:
     """How many messages there are of each fate."""
     of_thousand = np.arange(1, messages + 1) % 1000
     acked, there = int((of_thousand < 985).sum()), int((of_thousand >= 995).sum())
-    return {"acked": acked, "dropped": messages - acked - there, "there": there}
+    return {"acked": acked, "dropped": messages - acked - there, "waiting": there}
 
 
 def make(data_dir: Path, messages: int, bar: Progress) -> None:

@@ -52,7 +52,8 @@ def parts_of(report: Path, title: str, about: str) -> list[str]:
     """The parts of a report with this title, in their order, one in each line."""
     head, _, body = self_contained(report).partition("</head><body>\n")
     assert f"<title>{title}</title>" in head
-    heading, described, *parts = body.splitlines()
+    way_back, heading, described, *parts = body.splitlines()
+    assert way_back == '<nav><a href="index.html">All reports</a></nav>'
     assert heading == f"<h1>{title}</h1>"
     assert re.fullmatch(rf'<p class="soft">{re.escape(about)}<br>[0-9: -]+ UTC</p>', described)
     assert parts.pop() == "</body></html>"
@@ -82,7 +83,8 @@ def run_whole(
     assert outcome.report == out / f"{name}.html"
     assert outcome.tables == {table: out / name / table for table in outcome.tables}
     assert {path.name for path in (out / name).iterdir()} == set(outcome.tables)
-    assert {path.name for path in out.iterdir()} <= {*pipelines.NAMES, *(f"{each}.html" for each in pipelines.NAMES)}
+    of_each = {f"{each}{suffix}" for each in pipelines.NAMES for suffix in ("", ".html", ".report.json")}
+    assert {path.name for path in out.iterdir()} <= {"index.html", *of_each}
     return outcome
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from datetime import datetime
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
 
-from mqcore.spark.pipelines.report import Page, Series, bars, lines, svg_lines, table, tiles
+from mqcore.spark.pipelines.report import Page, Series, bars, lines, others, svg_lines, table, tiles
 
 NEW_YEAR = 1_577_836_800
 """Unix seconds of 2020-01-01."""
-NOON = datetime(2026, 11, 1, 12)
+NOON = datetime(2026, 11, 1, 12, 0, 1, 234567)
 SECOND = '<span><i style="background:#c8553d"></i>'
 
 
@@ -50,6 +51,23 @@ def test_single_point_is_a_dot_in_the_middle_with_one_label() -> None:
     assert (dot.get("cx"), dot.get("cy")) == ("457.0", "12.0")
     below = [text for text in drawn.iter("text") if text.get("y") == "252"]
     assert [(text.text, text.get("x"), text.get("text-anchor")) for text in below] == [("5", "457.0", "middle")]
+
+
+def test_values_over_time_count_until_the_next_point_and_have_no_slopes() -> None:
+    first = Series("counts", [(NEW_YEAR, 4.0), (NEW_YEAR + 60, 0.0), (NEW_YEAR + 120, None), (NEW_YEAR + 180, 2.0)])
+    limit = Series("limit", [(NEW_YEAR, 4.0), (NEW_YEAR + 180, 4.0)])
+    drawn = picture(svg_lines("messages", [first, limit], times=True))
+    # Four minutes: the last interval takes as much room as the others.
+    points = ["66.0,12.0 261.5,12.0 261.5,230.0 457.0,230.0", "652.5,121.0 848.0,121.0", "66.0,12.0 652.5,12.0"]
+    curves = [curve.get("points", "") for curve in drawn.iter("polyline")]
+    assert curves == [*points[:2], f"{points[2]} 652.5,12.0 848.0,12.0"]
+    for curve in curves:
+        places = [tuple(map(float, place.split(","))) for place in curve.split()]
+        assert all(a[0] == b[0] or a[1] == b[1] for a, b in pairwise(places))
+    assert words(drawn)[-1] == "00:04:00"
+    alone = picture(svg_lines("messages", [Series("one", [(NEW_YEAR, 3.0)])], times=True))
+    assert (len(list(alone.iter("circle"))), len(list(alone.iter("polyline")))) == (1, 0)
+    assert [others(count, "queue") for count in (1, 1200)] == ["1 other queue", "1,200 other queues"]
 
 
 def test_gaps_interrupt_a_curve_and_each_curve_has_a_color_of_its_own() -> None:
@@ -94,7 +112,7 @@ def test_grid_has_round_numbers_up_to_the_largest_value(most: float, ticks: list
     ],
 )
 def test_times_are_as_exact_as_their_span_needs(span: int, first: str, last: str) -> None:
-    drawn = picture(svg_lines("", [Series("one", [(NEW_YEAR, 1.0), (NEW_YEAR + span, 1.0)])], times=True))
+    drawn = picture(svg_lines("", [Series("one", [(NEW_YEAR, 1.0), (NEW_YEAR + span / 2, 1.0)])], times=True))
     assert [words(drawn)[-5], words(drawn)[-1]] == [first, last]
 
 
@@ -137,7 +155,7 @@ def test_cells_are_text_or_numbers_that_can_be_read() -> None:
         "100",
         "100.4",
         "-100",
-        "2026-11-01 12:00:00",
+        "2026-11-01 12:00:01",
     ]
     assert [cell.partition("</td>")[0].partition(">")[2] for cell in shown.split("<td")[1:]] == cells
     assert shown.count('class="text"') == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from mqcore import errors
 from mqcore.spark import pipelines
 from mqcore.spark.pipelines.report import Series, bars, lines, table, tiles
 from spark.eventful import Eventful
+from spark.fates import FATES, LOSSES, PRESENT, columns, lives_of
 from spark.made import archive_of, at
 from spark.made import step as made
 from spark.outcomes import in_order, ordered, parts_of, quantile, rows_of, run_whole
@@ -25,13 +26,15 @@ if TYPE_CHECKING:
 
 pytestmark = LENIENT
 
-STEPS = ("latencies", "losses", "intervals", "report")
-COUNTED = ("produced", "arrived", "delivered", "acked", "nacked", "timed-out", "consumer-lost", "put-back", "expired")
-COUNTED += ("dead-lettered", "replaced")
-COUNTS = (*(kind.replace("-", "_") for kind in COUNTED), "dropped", "redelivered", "body_bytes")
+STEPS = ("lives", "losses", "intervals", "report")
+COUNTED = ("produced", "arrived", "delivered", "acked", "nacked", "timed-out", "consumer-lost", "put-back")
+EVENTS = ("produced", "arrived", "delivered", "acks", "nacked", "timed_out", "consumer_lost", "put_back")
+RESULTS = tuple(fate for fate in FATES if fate not in PRESENT)
+COUNTS = (*EVENTS, "redelivered", "body_bytes", *columns(RESULTS))
 QUANTILES = tuple(f"{what}_{name}" for what in ("delivery", "ack") for name in ("p50", "p95", "p99"))
-TABLE = ("queue", "produced", "arrived", "delivered", "acked", "redelivered", "dropped", "dead_lettered")
-TABLE += ("delivery_p50", "delivery_p99", "ack_p50", "ack_p99")
+TABLE = ("queue", "produced", "arrived", "acked", "lost", "dropped", "expired", "failed", "dead_lettered")
+TABLE += ("delivered", "redelivered", "delivery_p50", "delivery_p99", "ack_p50", "ack_p99")
+OTHERS = ("expired", "dead-lettered", "replaced", "saved", "done")
 TOO_LOW = "are missing, so the counts are too low."
 SECONDS = (0, 0.0009, 0.9989999, 0.999, 1, 1.2349999, 9.999, 10, 12.3456, 123.456, -0.005, 1000)
 """Latencies around the limits of their digits; the clock went back for one."""
@@ -58,7 +61,7 @@ def history() -> list[dict[str, Any]]:
         place: dict[str, Any] = {"queue": f"many/{number:02}", "body_bytes": number, "shard": 1}
         steps += [made("produced", 100 + each, **place, time=at(20 * number)) for each in range(1 + number % 9)]
     steps.append(made("produced", 300, queue="many/00", time=at(1200), body_bytes=None))
-    for index, kind in enumerate((*COUNTED[2:], "saved", "done")):
+    for index, kind in enumerate((*COUNTED[2:], *OTHERS)):
         for each in range(index + 2):
             place = {"queue": "kinds/1", "time": at(40 * each + 0.5), "last": each % 2 == 0, "body_bytes": 100}
             steps.append(made(kind, 400 + each, **place, reason=None if each == 1 else "expired", attempt=each))
@@ -66,7 +69,13 @@ def history() -> list[dict[str, Any]]:
         [("slow", True), ("slow", None), ("slow", False), (None, True), ("limit", True), ("limit", True)]
     ):
         steps.append(made("dropped", 500 + index, queue="kinds/1", time=at(50 + index), reason=reason, last=last))
-    return steps
+    # Two restarts of a shard: one message is lost at the first, one at the second, and one was restored.
+    memory: dict[str, Any] = {"queue": "memory/1", "shard": 2}
+    steps += [made("produced", number, **memory, time=at(100)) for number in (600, 601)]
+    steps += [made("started", time=at(110), shard=2), made("restored", 601, **memory, time=at(110))]
+    steps.append(made("produced", 602, **memory, time=at(120)))
+    steps += [made("started", time=at(130), shard=2), made("restored", 602, **memory, time=at(130))]
+    return [*steps, made("acked", 602, **memory, time=at(140), last=True)]
 
 
 def rounded(ms: int) -> int:
@@ -94,24 +103,30 @@ def latencies_of(steps: Iterable[Mapping[str, Any]], interval: int) -> Counter[t
     return found
 
 
-def losses_of(steps: Iterable[Mapping[str, Any]], interval: int) -> Counter[tuple[Any, ...]]:
-    return Counter(
-        (step["queue"], second(step["time"], interval), step["kind"], step.get("reason"), bool(step["last"]))
-        for step in steps
-        if step["kind"] in {"dropped", "dead-lettered", "expired"}
-    )
+def losses_of(steps: Sequence[Mapping[str, Any]], interval: int) -> Counter[tuple[Any, ...]]:
+    found: Counter[tuple[Any, ...]] = Counter()
+    for life in lives_of(steps):
+        if life.fate[0] in LOSSES:
+            assert life.ended is not None
+            found[(life.queue, second(life.ended, interval), *life.fate)] += life.results
+    for step in steps:
+        if step["kind"] == "dropped" and not step["last"]:
+            found[(step["queue"], second(step["time"], interval), "missed", step.get("reason"))] += 1
+    return found
 
 
-def counts_of(steps: Iterable[Mapping[str, Any]], interval: int) -> dict[tuple[str, int], Counter[str]]:
+def counts_of(steps: Sequence[Mapping[str, Any]], interval: int) -> dict[tuple[str, int], Counter[str]]:
     found: defaultdict[tuple[str, int], Counter[str]] = defaultdict(Counter)
     for step in steps:
-        if step["queue"] is not None:
-            row, kind = found[(step["queue"], second(step["time"], interval))], step["kind"]
-            if kind in COUNTED:
-                row[kind.replace("-", "_")] += 1
-            row["dropped"] += kind == "dropped" and bool(step["last"])
+        kind = step["kind"]
+        if step["queue"] is not None and kind in COUNTED:
+            row = found[(step["queue"], second(step["time"], interval))]
+            row["acks" if kind == "acked" else kind.replace("-", "_")] += 1
             row["redelivered"] += kind == "delivered" and (step.get("attempt") or 0) > 1
             row["body_bytes"] += (step.get("body_bytes") or 0) if kind in {"produced", "arrived"} else 0
+    for life in lives_of(steps):
+        if life.ended is not None:
+            found[(life.queue, second(life.ended, interval))][life.fate[0].replace("-", "_")] += life.results
     return found
 
 
@@ -135,12 +150,19 @@ def check(
     """Compare everything with the model."""
     outcome = run_whole("lifecycle", spark, data, out, STEPS, interval=interval)
     latencies, losses, counts = (each(steps, interval) for each in (latencies_of, losses_of, counts_of))
-    moments = {start: datetime.fromtimestamp(start, UTC) for _, start in counts}
+    starts = {start for _, start in counts} | {place[1] for place in losses}
+    moments = {start: datetime.fromtimestamp(start, UTC) for start in starts}
     assert ordered(outcome.tables["latencies"], "queue", "start", "what", "ms", "messages") == in_order(
         ((queue, moments[start], what, ms, count) for (queue, start, what, ms), count in latencies.items())
     )
-    assert ordered(outcome.tables["losses"], "queue", "start", "kind", "reason", "last", "messages") == in_order(
+    assert ordered(outcome.tables["losses"], "queue", "start", "fate", "reason", "messages") == in_order(
         ((queue, moments[start], *why, count) for (queue, start, *why), count in losses.items())
+    )
+    lives = lives_of(steps)
+    fates = Counter((life.queue, life.fate[0]) for life in lives for _ in range(life.results))
+    earlier = Counter((life.queue, life.fate[0]) for life in lives if not life.entered)
+    assert ordered(outcome.tables["fates"], "queue", "fate", "messages", "earlier") == in_order(
+        ((*place, count, earlier[place]) for place, count in fates.items())
     )
     quantiles = {place: quantiles_of(latencies, *place) for place in counts}
     assert ordered(outcome.tables["intervals"], "queue", "start", *COUNTS, *QUANTILES) == in_order(
@@ -151,30 +173,39 @@ def check(
     )
     queues: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for (queue, _), row in counts.items():
-        queues[queue].update(row)
-    total = {name: sum(row[name] for row in queues.values()) for name in COUNTS[:-1]}
+        queues[queue].update({name: row[name] for name in (*EVENTS, "redelivered", "body_bytes")})
+    for (queue, fate), count in fates.items():
+        queues[queue][fate.replace("-", "_")] += count
+    for (queue, _), count in earlier.items():
+        queues[queue]["earlier"] += count
+    names = (*EVENTS, "redelivered", "earlier", *columns(FATES))
+    total = {name: sum(row[name] for row in queues.values()) for name in names}
     assert outcome.figures == total
+    everything, present = sum(fates.values()), sum(total[name] for name in columns(PRESENT))
+    lost = sum(total[name] for name in columns(LOSSES)) - total["dead_lettered"]
+    entered = total["produced"] + total["arrived"] + total["earlier"]
     assert outcome.summary == (
-        f"{total['produced']} messages to {len(queues)} queues, {total['acked']} acknowledgements, "
-        f"{total['redelivered']} redeliveries, {total['dropped']} dropped, {total['dead_lettered']} dead letters"
+        f"{entered:,} messages in {len(queues)} queues, {total['acked']} acked, {total['redelivered']} redeliveries, "
+        f"{total['dead_lettered']} dead-lettered, {lost} lost, {present} still there"
     )
     busiest = sorted(queues, key=lambda queue: (-queues[queue]["produced"] - queues[queue]["arrived"], queue))
     rows = [[{"queue": q, **queues[q], **quantiles_of(latencies, q, None)}.get(n, 0) for n in TABLE] for q in busiest]
     headings = [name.replace("_", " ") + (" ms" if "_p" in name else "") for name in TABLE]
     why = Counter[tuple[str, str | None]]()
-    for (_, _, kind, reason, last), count in losses.items():
-        why[(kind, reason)] += count if last or kind == "dead-lettered" else 0
-    reasons = sorted((+why).items(), key=lambda pair: (-pair[1], pair[0][0], pair[0][1] or ""))
+    for (_, _, kind, reason), count in losses.items():
+        why[(kind, reason)] += count
+    reasons = sorted(why.items(), key=lambda pair: (-pair[1], pair[0][0], pair[0][1] or ""))
     named = [(f"{kind}: {reason or '-'}", count) for (kind, reason), count in reasons]
+    shown = [name for name in ("arrived", "earlier", *columns(FATES)) if total[name]]
+    gone = f'<p class="say">{total["lost"]} messages were in memory only, and a restart of the broker lost them.</p>'
+    assert everything == sum(total[name] for name in columns(FATES))
     assert parts_of(outcome.report, "Lifecycle", f"{data}, by {interval} s") == [
-        tiles(
-            *((name, total[name]) for name in ("produced", "acked", "redelivered", "dropped")),
-            ("dead letters", total["dead_lettered"]),
-        ),
+        tiles(*((name.replace("_", " "), total[name]) for name in ("produced", *shown))),
         *([f'<p class="say">{missing} records of the history {TOO_LOW}</p>'] if missing else []),
-        *curves_of(counts, quantiles, busiest[:6], interval),
+        *([gone] if total["lost"] else []),
+        *curves_of(counts, quantiles, busiest, interval),
         bars("Losses by reason", "messages", named, otherwise="No message was lost."),
-        table("Queues", headings, rows[:50], of=len(rows)),
+        table("Queues", headings, rows[:200], of=len(rows)),
     ]
     return outcome
 
@@ -188,23 +219,25 @@ def curves_of(
     """The four pictures."""
     first, last = min(start for _, start in counts), max(start for _, start in counts)
     width = interval * math.ceil((last - first + interval) / interval / 240)
+    rest = f"{len(busiest) - 6} other queues"
+    named = {queue: queue if index < 6 else rest for index, queue in enumerate(busiest)}
     rates: dict[str, Counter[tuple[str, int]]] = {"came": Counter(), "acked": Counter()}
     slowest: dict[str, dict[tuple[str, int], float]] = {"delivery": {}, "ack": {}}
     for (queue, start), row in counts.items():
-        place = (queue, first + (start - first) // width * width)
+        place = (named[queue], first + (start - first) // width * width)
         rates["came"][place] += row["produced"] + row["arrived"]
         rates["acked"][place] += row["acked"]
         for what, of in slowest.items():
             took = quantiles[(queue, start)][f"{what}_p99"]
             if took is not None:
                 of[place] = max(of.get(place, 0.0), took)
-    grid = range(first, last + 1, width)
+    grid, curves = range(first, last + 1, width), list(dict.fromkeys(named.values()))
 
     def rate(what: str) -> list[Series]:
-        return [Series(queue, [(each, rates[what][(queue, each)] / width) for each in grid]) for queue in busiest]
+        return [Series(name, [(each, rates[what][(name, each)] / width) for each in grid]) for name in curves]
 
     def time(what: str) -> list[Series]:
-        return [Series(queue, [(each, slowest[what].get((queue, each))) for each in grid]) for queue in busiest]
+        return [Series(name, [(each, slowest[what].get((name, each))) for each in grid]) for name in curves]
 
     return [
         lines("Published to queues", "messages/s", rate("came"), times=True),
@@ -216,17 +249,21 @@ def curves_of(
 
 def test_rates_latencies_and_losses_are_those_of_the_model(spark: SparkSession, tmp_path: Path) -> None:
     steps = history()
-    data = archive_of(tmp_path / "data", steps, shards=2, missing=2, together=True)
-    outcome = check(spark, data, tmp_path / "seconds", steps, 1, 4)
+    data = archive_of(tmp_path / "data", steps, shards=3, missing=2, together=True)
+    outcome = check(spark, data, tmp_path / "seconds", steps, 1, 6)
     assert outcome.figures["put_back"] == COUNTED.index("put-back")
-    assert outcome.figures["dropped"] == 4
-    check(spark, data, tmp_path / "hours", steps, 3600, 4)
+    assert (outcome.figures["dropped"], outcome.figures["lost"]) == (4, 2)
+    ended = [row["start"] for row in rows_of(outcome.tables["losses"]) if row["fate"] == "lost"]
+    assert ended == [at(110), at(130)], "each restart loses what was in memory then"
+    check(spark, data, tmp_path / "hours", steps, 3600, 6)
 
 
 def test_a_real_broker_records_what_the_model_expects(spark: SparkSession, eventful: Eventful, tmp_path: Path) -> None:
-    steps = [step for life in eventful.lives().values() for step in life]
+    steps = sorted(eventful.steps(), key=lambda row: (row["note"], row["position"]))
     outcome = check(spark, eventful.data_dir, tmp_path, steps, 1, 0)
     assert outcome.figures["produced"] == 469 - eventful.dead
+    # The cache had its last message in memory, too.
+    assert outcome.figures["lost"] == eventful.in_memory + 1
     assert outcome.figures["redelivered"] > 0
     assert sum(row["messages"] for row in rows_of(outcome.tables["latencies"])) > 600
 
@@ -234,10 +271,10 @@ def test_a_real_broker_records_what_the_model_expects(spark: SparkSession, event
 def test_an_empty_history_has_no_rates(spark: SparkSession, tmp_path: Path) -> None:
     data = archive_of(tmp_path / "data", [made("started")])
     outcome = run_whole("lifecycle", spark, data, tmp_path / "out", STEPS)
-    assert [ordered(outcome.tables[name]) for name in ("latencies", "losses", "intervals")] == [[], [], []]
+    assert [ordered(outcome.tables[name]) for name in ("latencies", "fates", "losses", "intervals")] == [[]] * 4
     assert set(outcome.figures.values()) == {0}
     assert parts_of(outcome.report, "Lifecycle", f"{data}, by 60 s")[1:] == [
-        '<p class="say">The history is empty: no message was published, or the broker runs without history = on.</p>'
+        '<p class="say">The history is empty: no message was published.</p>'
     ]
     with pytest.raises(errors.ConfigError, match="interval must be at least 1 second, not 0"):
         pipelines.run("lifecycle", spark, data, tmp_path, interval=0)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mqcore.spark import pipelines
 from mqcore.spark.pipelines.report import bars, table, tiles
 from spark.eventful import Eventful
+from spark.fates import FATES, KINDS, PRESENT, REASONS, columns, lives_of
 from spark.made import archive_of
 from spark.made import step as made
 from spark.outcomes import in_order, ordered, parts_of, rows_of, run_whole, self_contained
@@ -23,27 +24,8 @@ pytestmark = LENIENT
 
 STEPS = ("starts and gaps", "lives", "report")
 NAMING = (*STEPS[:-1], "names of unaccounted messages", "report")
-GROUPS = ("acked", "sent", "dead", "moved", "dropped", "replaced", "gone", "there")
-BALANCE = ("queue", "entered", "earlier", *GROUPS, "difference", "unaccounted")
+BALANCE = ("queue", "entered", "earlier", *columns(FATES), "difference", "unaccounted")
 SUSPECT = ("queue", "shard", "number", "message_id", "what", "entered", "left")
-ENDS = {
-    "acked": "acked",
-    "nacked": "sent",
-    "timed-out": "sent",
-    "consumer-lost": "sent",
-    "expired": "dropped",
-    "replaced": "replaced",
-    "delivered": "sent",
-    "done": "sent",
-    "put-back": "sent",
-    "saved": "sent",
-    "restored": "sent",
-    "produced": "sent",
-    "arrived": "sent",
-    "unheard-of": "sent",
-}
-"""Kinds of last events, and how operators count messages that end with them."""
-REASONS = ("no-consumer", "slow", "limit", "expired", "refused", "erased", "unreadable", "duplicate")
 
 
 def life(
@@ -74,67 +56,36 @@ class Account:
 
     entered: int = 0
     earlier: int = 0
-    fates: Counter[str] = field(default_factory=Counter)
-    groups: Counter[str] = field(default_factory=Counter)
+    fates: Counter[tuple[str, str | None]] = field(default_factory=Counter)
     unaccounted: int = 0
 
     def row(self, queue: str) -> list[Any]:
-        groups = [self.groups[name] for name in GROUPS]
-        difference = self.entered + self.earlier - sum(groups)
-        return [queue, self.entered, self.earlier, *groups, difference, self.unaccounted]
-
-
-def fate_of(step: dict[str, Any]) -> tuple[str, str]:
-    """The fate of a message whose last event is this, and its group."""
-    kind, reason = step["kind"], step.get("reason")
-    if kind in {"dropped", "dead-lettered"}:
-        named = "-" if reason is None else reason if reason in REASONS else "other"
-        return f"{kind}:{named}", "dead" if kind == "dead-lettered" else "dropped"
-    return ("unknown" if kind == "unheard-of" else kind), ENDS[kind]
+        sums = [sum(count for (name, _), count in self.fates.items() if name == fate) for fate in FATES]
+        difference = self.entered + self.earlier - sum(sums)
+        return [queue, self.entered, self.earlier, *sums, difference, self.unaccounted]
 
 
 def model(steps: Sequence[dict[str, Any]]) -> tuple[dict[str, Account], list[dict[str, Any]]]:
     """The account of each queue, and the messages whose events contradict each other."""
-    starts: dict[int, int] = {}
-    lives: defaultdict[tuple[int, int, str], list[tuple[int, dict[str, Any]]]] = defaultdict(list)
-    for index, step in enumerate(steps):
-        if step["kind"] == "started":
-            starts[step.get("shard", 0)] = index
-        elif step["queue"] is not None:
-            lives[(step.get("shard", 0), step["number"], step["queue"])].append((index, step))
-    entries = {
-        place: sum(step["kind"] in {"produced", "arrived"} for _, step in events) for place, events in lives.items()
-    }
+    lives = lives_of(steps)
     accounts: defaultdict[str, Account] = defaultdict(Account)
     suspects = []
-    for (shard, number, queue), events in sorted(lives.items()):
-        account, entered = accounts[queue], entries[(shard, number, queue)]
-        lasts = [index for index, step in events if step["last"]]
-        restored = [index for index, step in events if step["kind"] == "restored"]
-        if lasts and restored and lasts[0] < restored[-1]:
-            # A restart undid its end.
-            lasts = lasts[-1:] if lasts[-1] > restored[-1] else []
+    for life in lives:
+        account, entered, lasts = accounts[life.queue], life.entered, life.lasts
         account.entered += entered
-        if lasts:
-            fate, group = fate_of(dict(events)[lasts[-1]])
-        elif events[-1][0] < starts.get(shard, -1):
-            fate, group = "gone-at-restart", "gone"
-        else:
-            fate, group = "there", "there"
-        account.fates[fate] += max(1, len(lasts))
-        account.groups[group] += max(1, len(lasts))
-        known = [n for (at, n, of), count in entries.items() if count and (at, of) == (shard, queue)]
-        first = events[0][1]["kind"]
-        never = not entered and first != "restored" and bool(known) and number > min(known)
-        went_on = bool(lasts) and events[-1][0] > lasts[-1]
+        account.fates[life.fate] += life.results
+        known = [each.number for each in lives if each.entered and (each.shard, each.queue) == (life.shard, life.queue)]
+        first = life.events[0][1]["kind"]
+        never = not entered and first != "restored" and bool(known) and life.number > min(known)
+        went_on = bool(lasts) and life.events[-1][0] > lasts[-1]
         account.earlier += not entered
         if never or went_on or len(lasts) > 1 or entered > 1:
             what = "entered-twice" if entered > 1 else "went-on-behind-its-end" if went_on else "never-entered"
             what = "left-twice" if len(lasts) > 1 else what
             account.earlier -= what == "never-entered"
             account.unaccounted += 1
-            ids = [step["message_id"] for _, step in events if step.get("message_id")]
-            values = (queue, shard, number, min(ids, default=None), what, entered, len(lasts))
+            ids = [step["message_id"] for _, step in life.events if step.get("message_id")]
+            values = (life.queue, life.shard, life.number, min(ids, default=None), what, entered, len(lasts))
             suspects.append(dict(zip(SUSPECT, values, strict=True)))
     return accounts, suspects
 
@@ -148,46 +99,59 @@ def check(
     rows = sorted((account.row(queue) for queue, account in accounts.items()), key=lambda row: (-row[1], row[0]))
     assert [list(row.values()) for row in rows_of(outcome.tables["balance"])] == rows
     assert ordered(outcome.tables["balance"], *BALANCE) == in_order(rows)
-    fates = [(queue, *pair) for queue, account in accounts.items() for pair in account.fates.items()]
-    assert ordered(outcome.tables["fates"], "queue", "fate", "messages") == in_order(fates)
+    fates = [(queue, *fate, n) for queue, account in accounts.items() for fate, n in account.fates.items()]
+    assert ordered(outcome.tables["fates"], "queue", "fate", "detail", "messages") == in_order(fates)
     assert rows_of(outcome.tables["unaccounted"]) == suspects
     assert all(len(list(path.glob("*.parquet"))) == 1 for path in outcome.tables.values())
     sums = {name: sum(row[place] for row in rows) for place, name in enumerate(BALANCE) if place}
     difference = sum(abs(row[-2]) for row in rows)
-    figures = {name: sums[name] for name in ("entered", "earlier", *GROUPS)}
+    figures = {name: sums[name] for name in ("entered", "earlier", *columns(FATES))}
     assert outcome.figures == figures | {
         "difference": difference,
         "unaccounted": len(suspects),
         "steps_missing": gaps,
     }
     assert outcome.ok == (not (difference or suspects or gaps or missing))
+    there = sum(sums[name] for name in columns(PRESENT))
+    others = [name for name in FATES if name not in PRESENT and sums[name.replace("-", "_")]]
+    named = [f"{sums[name.replace('-', '_')]:,} {name}" for name in others]
     assert outcome.summary == (
-        f"{sums['entered']:,} messages: {sums['acked']:,} acked, {sums['sent']:,} sent without, {sums['dead']} dead, "
-        f"{sums['moved']} moved, "
-        f"{sums['dropped']} dropped, {sums['replaced']} replaced, {sums['gone']} gone at a restart, "
-        f"{sums['there']} still there; difference {difference:,}, {len(suspects):,} unaccounted for"
+        f"{sums['entered'] + sums['earlier']:,} messages: {', '.join([*named, f'{there:,} still there'])}; "
+        f"difference {difference:,}, {len(suspects):,} unaccounted for"
         + (f"; the history lacks {gaps} events and {missing} records" if gaps or missing else "")
     )
-    total = Counter[str]()
+    total = Counter[tuple[str, str | None]]()
     for account in accounts.values():
         total.update(account.fates)
-    names = ("entered", "acked", "sent", "dead", "dropped", "there", "difference", "unaccounted")
+    shown = [name for name in ("earlier", *columns(FATES)) if sums[name]]
+    names = ("entered", *shown, "difference", "unaccounted")
+    values = {**outcome.figures, "difference": difference}
+    # All that entered is in one of the other tiles.
+    assert sums["entered"] + sums["earlier"] == sum(sums[name] for name in columns(FATES)) + sums["difference"]
     good = '<p class="say good">Every message is accounted for: entered and accounted numbers are equal.</p>'
     bad = '<p class="say">Not every message is accounted for; see the differences below.</p>'
     lacking = f'<p class="say">The history lacks {gaps} events and {missing} records.</p>'
-    named = [list(suspect.values()) for suspect in suspects]
+    suspected = [list(suspect.values()) for suspect in suspects]
+    most = sorted(total.items(), key=lambda pair: (-pair[1], pair[0][0], pair[0][1] or ""))
+    seen = [fate for fate in FATES if sums[fate.replace("-", "_")]]
+    places = [0, 1, 2, *(3 + FATES.index(fate) for fate in seen), -2, -1]
     assert parts_of(outcome.report, "Reconcile", str(data)) == [
-        tiles(*((name, outcome.figures[name]) for name in names)),
+        tiles(*((name.replace("_", " "), values[name]) for name in names)),
         good if outcome.ok else bad,
         *([lacking] if gaps or missing else []),
         bars(
             "Messages by fate",
             "messages",
-            sorted(total.items(), key=lambda pair: (-pair[1], pair[0])),
+            [(f"{fate}: {detail}" if detail else fate, count) for (fate, detail), count in most],
             otherwise="No message entered a queue.",
         ),
-        table("Queues", BALANCE, rows[:200], of=len(rows)),
-        *([table("Unaccounted for", SUSPECT, named[:1000], of=len(named))] if named else []),
+        table(
+            "Queues",
+            ["queue", "entered", "earlier", *seen, "difference", "unaccounted"],
+            [[row[place] for place in places] for row in rows[:200]],
+            of=len(rows),
+        ),
+        *([table("Unaccounted for", SUSPECT, suspected[:1000], of=len(suspected))] if suspected else []),
     ]
     return outcome
 
@@ -195,7 +159,7 @@ def check(
 def accounted_for() -> list[dict[str, Any]]:
     """Every way to leave a queue, in a history of two shards that begins late and has restarts."""
     steps = [made("started"), made("started", shard=1)]
-    ends = [(kind, "slow") for kind in ENDS]
+    ends = [(kind, "slow") for kind in (*KINDS, "unheard-of")]
     ends += [(kind, reason) for kind in ("dropped", "dead-lettered") for reason in (*REASONS, None, "unheard-of")]
     for number, (kind, reason) in enumerate(ends):
         kinds = (kind,) if kind in {"produced", "arrived"} else ("produced", "delivered", kind)
@@ -221,6 +185,14 @@ def accounted_for() -> list[dict[str, Any]]:
     steps += life(105, "restored", "delivered", "acked", **restart)
     steps += there(106, "produced", **restart)
     steps += life(107, "produced", "acked", **restart)
+    # In their queue: delivered, requeued in each way, delivered again, and saved meanwhile.
+    here: dict[str, Any] = {"queue": "here/1", "shard": 1}
+    steps += there(301, "produced", "delivered", "saved", **here) + there(
+        302, "produced", "delivered", "nacked", **here
+    )
+    steps += there(303, "arrived", "delivered", "timed-out", "put-back", "delivered", **here)
+    steps += there(304, "produced", "delivered", "consumer-lost", **here) + there(305, "produced", "saved", **here)
+    steps += there(306, "produced", "delivered", "put-back", "dropped", **here) + there(300, "saved", **here)
     steps += [made("started"), *there(107, "restored", **restart), made("started")]
     steps += life(107, "restored", "acked", **restart)
     return [*steps, *there(102, "restored", **restart)]
@@ -268,10 +240,11 @@ def test_every_fate_is_that_of_the_model(spark: SparkSession, tmp_path: Path) ->
     outcome = check(spark, data, tmp_path / "out", steps, missing=2)
     assert not outcome.figures["unaccounted"]
     balances = {row["queue"]: row for row in rows_of(outcome.tables["balance"])}
-    old, restart = balances["old/1"], balances["restart/1"]
-    assert (old["earlier"], old["entered"], old["acked"], old["there"]) == (4, 1, 2, 0)
-    assert old["gone"] == 3, "a later start did not restore them"
-    assert (restart["entered"], restart["gone"], restart["acked"], restart["dead"]) == (7, 3, 3, 0)
+    old, restart, here = balances["old/1"], balances["restart/1"], balances["here/1"]
+    assert (old["earlier"], old["entered"], old["acked"], old["waiting"]) == (4, 1, 2, 0)
+    assert old["lost"] == 3, "a later start did not restore them"
+    assert (restart["entered"], restart["lost"], restart["acked"], restart["dead_lettered"]) == (7, 3, 3, 0)
+    assert (here["waiting"], here["in_flight"], here["requeued"]) == (2, 2, 3)
 
 
 def test_messages_whose_events_contradict_each_other_are_named(spark: SparkSession, tmp_path: Path) -> None:
@@ -320,10 +293,11 @@ def test_every_message_of_a_real_broker_is_accounted_for(
 ) -> None:
     steps = sorted(eventful.steps(), key=lambda row: (row["note"], row["position"]))
     outcome = check(spark, eventful.data_dir, tmp_path, steps)
-    fates = {(row["queue"], row["fate"]): row["messages"] for row in rows_of(outcome.tables["fates"])}
-    assert fates[("news/1", "dropped:no-consumer")] == 10
-    assert fates[("latest/1", "replaced")] == 4
-    assert fates[("memory/1", "gone-at-restart")] == eventful.in_memory
-    assert fates[("memory/1", "there")] == 1
-    assert fates[("dead/9", "there")] == fates[("work/1", "dead-lettered:limit")] == eventful.dead
+    rows = rows_of(outcome.tables["fates"])
+    fates = {(row["queue"], row["fate"], row["detail"]): row["messages"] for row in rows}
+    assert fates[("news/1", "dropped", "no-consumer")] == 10
+    assert fates[("latest/1", "replaced", None)] == 4
+    assert fates[("memory/1", "lost", None)] == eventful.in_memory
+    assert fates[("memory/1", "waiting", None)] == 1
+    assert fates[("dead/9", "waiting", None)] == fates[("work/1", "dead-lettered", "limit")] == eventful.dead
     assert outcome.ok, outcome.summary

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from mqcore import errors
+from mqcore import errors, sync
 from mqcore.spark import pipelines
 from mqcore.spark.pipelines import catalogue
 from mqcore.spark.pipelines.history import History
 from mqcore.spark.pipelines.tables import Tables
 from mqcore.spark.pipelines.watching import watched
+from served import serving
 from spark.made import archive_of, message
 from spark.made import step as made
 from spark.recorded import LENIENT, Recorded
@@ -36,7 +37,7 @@ def test_options_of_the_command_line_are_those_of_the_functions() -> None:
         "lifecycle": {"interval": int},
         "reconcile": {},
         "deadletters": dict.fromkeys(("redrive", "clusters", "run", "admin"), str),
-        "limits": {"by": str, "window": int, "limit": int, "headroom": float},
+        "limits": {"by": str, "window": int, "limit": int, "headroom": float, "admin": str},
         "sessions": {"gap": int},
         "features": {"queue": str, "days": int, "sample": int, "columns": int},
         "compact": {"target_mb": int, "keep_days": int},
@@ -215,12 +216,28 @@ def test_a_snapshot_of_archive_and_journal_has_each_row_once(spark: SparkSession
     assert history.messages("number").count() == recorded.count
 
 
-def test_large_histories_are_grouped_in_more_tasks(spark: SparkSession) -> None:
+def test_events_are_grouped_in_as_many_tasks_as_cores_and_events_need(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def partitions(rows: int) -> str | None:
         history = History(spark, "", {}, {}, False, 0, rows)
         with history.by_message():
             return spark.conf.get(PARTITIONS)
 
     before = spark.conf.get(PARTITIONS)
-    assert [partitions(rows) for rows in (0, 1_199_999, 1_200_000, 10**9)] == [before, before, "3", "2048"]
+    assert (spark.sparkContext.defaultParallelism, before) == (2, "2")
+    assert [partitions(rows) for rows in (0, 1_199_999, 1_200_000, 10**9)] == ["2", "2", "3", "2048"]
+    monkeypatch.setattr(type(spark.sparkContext), "defaultParallelism", 16)
+    assert [partitions(rows) for rows in (0, 100_000, 400_000, 10**7)] == ["2", "5", "16", "25"]
     assert spark.conf.get(PARTITIONS) == before
+
+
+def test_a_directory_without_a_history_is_an_error_that_says_what_to_do(spark: SparkSession, tmp_path: Path) -> None:
+    with serving("--data-dir", str(tmp_path / "data"), "--auto-create") as served, sync.connect(served.url) as mq:
+        mq.publish("orders/1", b"not recorded")
+    for name in pipelines.NAMES:
+        # Each pipeline by itself. Compacting needs an archive.
+        wanted = "has no archive" if name == "compact" else "has no history; run the broker with --history"
+        with pytest.raises(errors.DataDirMissing, match=wanted):
+            pipelines.run(name, spark, tmp_path / "data", tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*.html"))

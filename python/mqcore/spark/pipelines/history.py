@@ -13,9 +13,11 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
+from mqcore import _core, errors
 from mqcore.spark.archive import archive, newest_manifest
 from mqcore.spark.options import local_path
 from mqcore.spark.origin import Directory
+from mqcore.spark.pipelines.fate import STEP_COLUMNS
 
 if TYPE_CHECKING:
     import os
@@ -29,6 +31,11 @@ _POSITION_BITS: Final = 20
 _STEPS_A_NOTE: Final = 64
 _STEPS_A_TASK: Final = 400_000
 """Events that one task groups by message. More do not fit into a core's share of a small driver."""
+_STEPS_WORTH_A_TASK: Final = 20_000
+"""Fewer events than this are not split further: starting a task would take longer."""
+_TASKS_MAX: Final = 2048
+_SUMMARY: Final = "messages"
+"""Column that tells how many messages an event of a restart stands for. Older histories do not have it."""
 _TAIL_NAMES: Final = {"time": "timestamp", "body": "value"}
 """Columns with different names in the archive and in the format ``mqcore``."""
 
@@ -51,7 +58,10 @@ class History:
 
     @classmethod
     def of(cls, spark: SparkSession, data_dir: str | os.PathLike[str]) -> History:
-        """Take a snapshot of a data directory. Raises `DataDirMissing` and `DataDirUnreadable`."""
+        """Take a snapshot of a data directory.
+
+        Raises `DataDirMissing` if there is no directory or no history in it, and `DataDirUnreadable`.
+        """
         root = local_path("data_dir", str(Path(data_dir).absolute()))
         # The manifest first: rows that are archived later are found by their sequence in the journal or the archive.
         manifest = newest_manifest(Path(root) / "archive") or {"shards": {}, "files": []}
@@ -63,6 +73,11 @@ class History:
             cut = reach["notes"] << _POSITION_BITS if reach and reach["journal"] == end.journal else 0
             cuts[end.shard] = min(cut, end.latest)
             lost += max(0, (end.earliest >> _POSITION_BITS) - (cut >> _POSITION_BITS)) if cut else 0
+        if not manifest["files"] and not any(end.latest for end in ends):
+            raise errors.DataDirMissing(
+                f"{root} has no history; run the broker with --history (history = on), and run the pipeline after it "
+                "has recorded messages"
+            )
         rows = sum(file["rows"] for file in manifest["files"] if file["table"] == "steps")
         rows += sum((end.latest - cuts[end.shard] >> _POSITION_BITS) * _STEPS_A_NOTE for end in ends)
         return cls(
@@ -75,12 +90,27 @@ class History:
             rows,
         )
 
+    @property
+    def cores(self) -> int:
+        """Number of tasks that Spark runs at a time."""
+        try:
+            return int(self.spark.sparkContext.defaultParallelism)
+        except Exception:  # Spark Connect does not tell. Its error has no public type in all versions.
+            return 1
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks for grouping all events: one for each core if there is enough to do, more for many events."""
+        return max(
+            1, min(_TASKS_MAX, max(min(self.cores, self.rows // _STEPS_WORTH_A_TASK), self.rows // _STEPS_A_TASK))
+        )
+
     @contextmanager
     def by_message(self) -> Iterator[None]:
-        """Give Spark enough partitions for grouping all events by message, while the block runs."""
+        """Make Spark group events in `tasks` tasks, or more if it is configured so, while the block runs."""
         conf, key = self.spark.conf, "spark.sql.shuffle.partitions"
         before = conf.get(key)
-        conf.set(key, str(max(int(before or 0), min(2048, self.rows // _STEPS_A_TASK))))
+        conf.set(key, str(max(int(before or 0), self.tasks)))
         try:
             yield
         finally:
@@ -95,6 +125,10 @@ class History:
         """Return lifecycle events: the columns of the archive, and ``sequence``, which orders the rows of a shard."""
         return self._rows("steps", columns)
 
+    def fate_steps(self, *more: str) -> DataFrame:
+        """Return lifecycle events with the columns that `mqcore.spark.pipelines.fate.lives` needs, and `more`."""
+        return self.steps(*STEP_COLUMNS, *more, *([_SUMMARY] if self._has_summaries() else []))
+
     def messages(self, *columns: str) -> DataFrame:
         """Return messages as published to their queues: the columns of the archive, and ``sequence``."""
         return self._rows("messages", columns)
@@ -106,6 +140,11 @@ class History:
         if any(self.cuts[shard] < end for shard, end in self.ends.items()) or not parts:
             parts.append(self._tail(table, columns))
         return reduce(lambda left, right: left.unionByName(right), parts)
+
+    def _has_summaries(self) -> bool:
+        if not any(name == _SUMMARY for name, _, _ in _core.history_columns("steps")):
+            return False
+        return not self.archived or _SUMMARY in archive(self.spark, self.data_dir, "steps").columns
 
     def _archived(self, table: Literal["messages", "steps"], columns: tuple[str, ...]) -> DataFrame:
         from pyspark.sql import functions as F  # noqa: N812 (the usual name)
@@ -128,6 +167,7 @@ class History:
             .option("endingOffsets", json.dumps({str(shard): end for shard, end in self.ends.items()}))
             # Removed rows are counted in `missing`. A report about the rest is better than none.
             .option("failOnDataLoss", "false")
+            .option("minPartitions", str(self.tasks))
             .load(self.data_dir)
         )
         return rows.toDF(*columns)

@@ -10,6 +10,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
 from mqcore.spark.pipelines.catalogue import Outcome, Progress
+from mqcore.spark.pipelines.fate import FATES, PRESENT, Shards, column_of, fate_of, lives
 from mqcore.spark.pipelines.history import History
 from mqcore.spark.pipelines.report import Page, bars, table, tiles
 from mqcore.spark.pipelines.tables import Tables
@@ -22,34 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Balance", "reconcile"]
 
-_KINDS: Final = (
-    "acked",
-    "nacked",
-    "timed-out",
-    "consumer-lost",
-    "expired",
-    "dead-lettered",
-    "moved",
-    "dropped",
-    "replaced",
-    "delivered",
-    "done",
-    "put-back",
-    "saved",
-    "restored",
-    "produced",
-    "arrived",
-)
-"""Kinds of final events, most frequent first."""
-_REASONS: Final = ("no-consumer", "slow", "limit", "expired", "refused", "erased", "unreadable", "duplicate")
-_REASONED: Final = ("dropped", "dead-lettered")
-_OTHER: Final = len(_REASONS) + 1
 _NAMED: Final = 1000
 """Maximum number of messages in the report; the table has all."""
-
-THERE: Final = "there"
-GONE: Final = "gone-at-restart"
-"""Not restored by the start after its last event: it was in memory only, or its end was not saved in time."""
+_QUEUES: Final = 200
+"""Maximum number of queues in the report; the table has all."""
 
 
 @dataclass
@@ -61,8 +38,8 @@ class Balance:
     """Number of events ``produced`` and ``arrived``."""
     earlier: int = 0
     """Number of messages from before the beginning of the history."""
-    fates: Counter[str] = field(default_factory=Counter)
-    """Numbers of messages by final event (with the reason if dropped or dead-lettered), ``there`` or ``gone``."""
+    fates: Counter[tuple[str, str | None]] = field(default_factory=Counter)
+    """Numbers of messages by fate and detail, as `fate_of` returns them."""
     twice_entered: int = 0
     twice_left: int = 0
     never_entered: int = 0
@@ -80,29 +57,12 @@ class Balance:
         return self.twice_entered + self.twice_left + self.never_entered + self.went_on
 
     @property
-    def group(self) -> dict[str, int]:
-        """Fates grouped for operators: acked, dead, moved, dropped, there, and sent without acknowledgement."""
-        found = {"acked": 0, "sent": 0, "dead": 0, "moved": 0, "dropped": 0, "replaced": 0, "gone": 0, "there": 0}
-        for fate, count in self.fates.items():
-            found[_group(fate)] += count
+    def sums(self) -> dict[str, int]:
+        """Numbers of messages by fate; each fate is present."""
+        found = dict.fromkeys(FATES, 0)
+        for (fate, _), count in self.fates.items():
+            found[fate] += count
         return found
-
-
-_GROUPS: Final = {
-    "acked": "acked",
-    "dead-lettered": "dead",
-    "moved": "moved",
-    "dropped": "dropped",
-    "expired": "dropped",
-    "replaced": "replaced",
-    THERE: "there",
-    GONE: "gone",
-}
-
-
-def _group(fate: str) -> str:
-    kind = fate.partition(":")[0]
-    return _GROUPS.get(kind, "sent")
 
 
 def reconcile(
@@ -110,8 +70,8 @@ def reconcile(
 ) -> Outcome:
     """Account for every message that entered a queue.
 
-    Tables: ``balance`` (one row per queue), ``fates`` (one row per queue and fate) and ``unaccounted`` (one row per
-    message with contradictory events, with its id if an event has it). The outcome is not `ok` if there is such a
+    Tables: ``balance`` (one row per queue), ``fates`` (one row per queue, fate and detail) and ``unaccounted`` (one row
+    per message with contradictory events, with its id if an event has it). The outcome is not `ok` if there is such a
     message, if a difference is not zero, or if the history has gaps.
 
     Raises `DataDirMissing` and `DataDirUnreadable`.
@@ -119,126 +79,47 @@ def reconcile(
     from pyspark.sql import functions as F  # noqa: N812
 
     history, tables = History.of(spark, data_dir), Tables(out, "reconcile")
-    progress("starts and gaps", 0, 0)
-    started, gaps = _shards(history)
-    progress("lives", 0, 0)
-    lives = _lives(history, started)
-    by = ("shard", "queue", "entries", "lasts", "fate", "open", "restored", "went_on")
-    classes = lives.groupBy(*by).agg(
-        F.count(F.lit(1)).alias("messages"),
-        F.sum("entered").alias("entered"),
-        F.sum("left").alias("left"),
-        F.min("number").alias("first"),
-        F.max("number").alias("latest"),
-    )
     with history.by_message():
+        progress("starts and gaps", 0, 0)
+        shards = Shards.of(history)
+        progress("lives", 0, 0)
+        every = lives(history.fate_steps(), shards)
+        classes = every.groupBy("shard", "queue", "entries", "lasts", "code", "restored", "went_on").agg(
+            F.count(F.lit(1)).alias("messages"),
+            F.sum("entered").alias("entered"),
+            F.sum("results").alias("results"),
+            F.min("number").alias("first"),
+            F.max("number").alias("latest"),
+        )
         found = [row.asDict() for row in classes.collect()]
         beginnings = _beginnings(found)
-        suspects = _suspects(lives, found, beginnings, history, progress)
+        suspects = _suspects(every, found, beginnings, history, progress)
     balances = balance(found, beginnings, Counter((row["queue"], row["what"]) for row in suspects))
     progress("report", 0, 0)
     _write(spark, tables, balances, suspects)
     difference = sum(abs(account.difference) for account in balances)
     total: Counter[str] = Counter()
     for account in balances:
-        total.update(account.group)
+        total.update(account.sums)
     figures = {
         "entered": sum(account.entered for account in balances),
         "earlier": sum(account.earlier for account in balances),
-        **{name: total[name] for name in ("acked", "sent", "dead", "moved", "dropped", "replaced", "gone", "there")},
+        **{column_of(fate): total[fate] for fate in FATES},
         "difference": difference,
         "unaccounted": len(suspects),
-        "steps_missing": gaps,
+        "steps_missing": shards.gaps,
     }
-    ok = not (difference or suspects or gaps or history.missing)
+    ok = not (difference or suspects or shards.gaps or history.missing)
     page = _page(history, balances, suspects, figures, ok)
+    there = sum(total[fate] for fate in PRESENT)
+    shown = [f"{total[fate]:,} {fate}" for fate in FATES if fate not in PRESENT and total[fate]]
     summary = (
-        f"{figures['entered']:,} messages: {total['acked']:,} acked, {total['sent']:,} sent without, "
-        f"{total['dead']:,} dead, {total['moved']:,} moved, "
-        f"{total['dropped']:,} dropped, {total['replaced']:,} replaced, {total['gone']:,} gone at a restart, "
-        f"{total['there']:,} still there; difference {difference:,}, {len(suspects):,} unaccounted for"
+        f"{figures['entered'] + figures['earlier']:,} messages: {', '.join([*shown, f'{there:,} still there'])}; "
+        f"difference {difference:,}, {len(suspects):,} unaccounted for"
     )
-    if gaps or history.missing:
-        summary += f"; the history lacks {gaps:,} events and {history.missing:,} records"
+    if shards.gaps or history.missing:
+        summary += f"; the history lacks {shards.gaps:,} events and {history.missing:,} records"
     return Outcome("reconcile", summary, tables.write_page(page.html()), tables.paths, figures, ok)
-
-
-def _shards(history: History) -> tuple[dict[int, int], int]:
-    """Sequence of the last start by shard, and the number of events that the history reports as missing."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    rows = (
-        history.steps("shard", "sequence", "kind", "missing")
-        .where(F.col("kind").isin("started", "gap"))
-        .groupBy("shard")
-        .agg(F.max(F.when(F.col("kind") == "started", F.col("sequence"))).alias("started"), F.sum("missing").alias("n"))
-        .collect()
-    )
-    started = {row["shard"]: row["started"] for row in rows if row["started"] is not None}
-    return started, sum(row["n"] or 0 for row in rows)
-
-
-def _lives(history: History, started: Mapping[int, int]) -> DataFrame:
-    """One row per message. All aggregates are numbers, because Spark sorts to aggregate text."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    steps = history.steps("shard", "sequence", "kind", "queue", "number", "reason", "last")
-    steps = steps.where(F.col("queue").isNotNull())
-    entry, last = F.col("kind").isin("produced", "arrived"), F.coalesce("last", F.lit(False))
-    lives = steps.groupBy("shard", "number", "queue").agg(
-        F.count_if(entry).alias("entered"),
-        F.count_if(last).alias("lasts"),
-        F.min(F.when(last, F.col("sequence"))).alias("first_last"),
-        # Of several, the latest: a restart may have undone the others.
-        F.max_by(_code(), F.when(last, F.col("sequence"))).alias("fate"),
-        F.max("sequence").alias("latest_step"),
-        F.max(F.when(last, F.col("sequence"))).alias("last_step"),
-        F.min("sequence").alias("first_step"),
-        F.min(F.when(F.col("kind") == "restored", F.col("sequence"))).alias("restored"),
-        F.max(F.when(F.col("kind") == "restored", F.col("sequence"))).alias("latest_restored"),
-    )
-    start = F.lit(-1).cast("long")
-    for shard, sequence in started.items():
-        start = F.when(F.col("shard") == shard, F.lit(sequence)).otherwise(start)
-    # Its final event was saved, but not its settlement: the restart restored it, and further events followed.
-    undone = F.coalesce(F.col("first_last") < F.col("latest_restored"), F.lit(False))
-    again = (F.col("last_step") > F.col("latest_restored")).cast("long")
-    lives = lives.withColumn("left", F.when(undone, again).otherwise(F.col("lasts")))
-    return lives.select(
-        "shard",
-        "number",
-        "queue",
-        "entered",
-        "left",
-        F.least("entered", F.lit(2)).alias("entries"),
-        F.least("left", F.lit(2)).alias("lasts"),
-        F.coalesce("fate", F.lit(-1)).alias("fate"),
-        F.when(F.col("left") > 0, 0).when(F.col("latest_step") < start, 2).otherwise(1).alias("open"),
-        F.coalesce(F.col("restored") == F.col("first_step"), F.lit(False)).alias("restored"),
-        ((F.col("left") > 0) & (F.col("latest_step") > F.col("last_step"))).alias("went_on"),
-    )
-
-
-def _code() -> Column:
-    """A final event as a number: its kind, and its reason if it matters."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    kind = F.lit(len(_KINDS))
-    for index, name in reversed(list(enumerate(_KINDS))):
-        kind = F.when(F.col("kind") == name, F.lit(index)).otherwise(kind)
-    reason = F.when(F.col("reason").isNull(), F.lit(0)).otherwise(F.lit(_OTHER))
-    for index, name in enumerate(_REASONS, 1):
-        reason = F.when(F.col("reason") == name, F.lit(index)).otherwise(reason)
-    return kind * 16 + F.when(F.col("kind").isin(*_REASONED), reason).otherwise(F.lit(0))
-
-
-def fate_of(code: int) -> str:
-    """Return the text of a number from `_code`."""
-    kind, reason = divmod(code, 16)
-    name = _KINDS[kind] if kind < len(_KINDS) else "unknown"
-    if name not in _REASONED:
-        return name
-    return f"{name}:{_REASONS[reason - 1] if 0 < reason <= len(_REASONS) else 'other' if reason else '-'}"
 
 
 def _beginnings(classes: Iterable[Mapping[str, Any]]) -> dict[tuple[int, str], int]:
@@ -252,7 +133,7 @@ def _beginnings(classes: Iterable[Mapping[str, Any]]) -> dict[tuple[int, str], i
 
 
 def _suspects(
-    lives: DataFrame,
+    every: DataFrame,
     classes: Sequence[Mapping[str, Any]],
     beginnings: Mapping[tuple[int, str], int],
     history: History,
@@ -281,7 +162,7 @@ def _suspects(
     if not conditions:
         return []
     progress("names of unaccounted messages", 0, 0)
-    wrong = lives.where(reduce(operator.or_, conditions)).select(
+    wrong = every.where(reduce(operator.or_, conditions)).select(
         "shard", "number", "queue", "entries", "lasts", "went_on", "entered", "left"
     )
     ids = history.steps("shard", "number", "message_id").where("message_id is not null and message_id <> ''")
@@ -322,10 +203,7 @@ def balance(
         account.entered += row["entered"]
         if row["entries"] == 0:
             account.earlier += row["messages"]
-        if row["open"]:
-            account.fates[THERE if row["open"] == 1 else GONE] += row["messages"]
-        else:
-            account.fates[fate_of(row["fate"])] += row["left"]
+        account.fates[fate_of(row["code"])] += row["results"]
     for (queue, what), count in suspects.items():
         account = accounts[queue]
         match what:
@@ -342,27 +220,33 @@ def balance(
     return sorted(accounts.values(), key=lambda account: (-account.entered, account.queue))
 
 
-_BALANCE: Final = (
-    "queue string, entered long, earlier long, acked long, sent long, dead long, moved long, dropped long, "
-    "replaced long, gone long, there long, difference long, unaccounted long"
-)
+_NUMBERS: Final = ("entered", "earlier", *map(column_of, FATES), "difference", "unaccounted")
+_BALANCE: Final = f"queue string, {', '.join(f'{name} long' for name in _NUMBERS)}"
+_FATES: Final = "queue string, fate string, detail string, messages long"
 _SUSPECT: Final = "queue string, shard int, number long, message_id string, what string, entered long, left long"
 
 
 def _write(spark: SparkSession, tables: Tables, balances: list[Balance], suspects: list[dict[str, Any]]) -> None:
-    rows = [(a.queue, a.entered, a.earlier, *a.group.values(), a.difference, a.unaccounted) for a in balances]
+    rows = [(a.queue, a.entered, a.earlier, *a.sums.values(), a.difference, a.unaccounted) for a in balances]
     tables.write("balance", spark.createDataFrame(rows, _BALANCE), files=1)
-    fates = [(a.queue, fate, count) for a in balances for fate, count in sorted(a.fates.items())]
-    tables.write("fates", spark.createDataFrame(fates, "queue string, fate string, messages long"), files=1)
+    fates = [(a.queue, *fate, count) for a in balances for fate, count in sorted(a.fates.items(), key=_by_name)]
+    tables.write("fates", spark.createDataFrame(fates, _FATES), files=1)
     tables.write("unaccounted", spark.createDataFrame([tuple(s.values()) for s in suspects], _SUSPECT), files=1)
+
+
+def _by_name(pair: tuple[tuple[str, str | None], int]) -> tuple[str, str]:
+    (fate, detail), _ = pair
+    return fate, detail or ""
 
 
 def _page(
     history: History, balances: list[Balance], suspects: list[dict[str, Any]], figures: Mapping[str, int], ok: bool
 ) -> Page:
     page = Page("Reconcile", history.data_dir)
-    names = ("entered", "acked", "sent", "dead", "dropped", "there", "difference", "unaccounted")
-    page.add(tiles(*((name, figures[name]) for name in names)))
+    # Entered and earlier ones are all fates and the difference: the reader can add them up.
+    shown = [name for name in ("earlier", *map(column_of, FATES)) if figures[name]]
+    names = ("entered", *shown, "difference", "unaccounted")
+    page.add(tiles(*((name.replace("_", " "), figures[name]) for name in names)))
     page.say(
         "Every message is accounted for: entered and accounted numbers are equal."
         if ok
@@ -371,19 +255,21 @@ def _page(
     )
     if figures["steps_missing"] or history.missing:
         page.say(f"The history lacks {figures['steps_missing']:,} events and {history.missing:,} records.")
-    fates: Counter[str] = Counter()
+    fates: Counter[tuple[str, str | None]] = Counter()
     for account in balances:
         fates.update(account.fates)
-    ordered = sorted(fates.items(), key=lambda pair: (-pair[1], pair[0]))
-    page.add(bars("Messages by fate", "messages", ordered, otherwise="No message entered a queue."))
-    groups = ("acked", "sent", "dead", "moved", "dropped", "replaced", "gone", "there")
+    ordered = sorted(fates.items(), key=lambda pair: (-pair[1], _by_name(pair)))
+    named = [(f"{fate}: {detail}" if detail else fate, count) for (fate, detail), count in ordered if count]
+    page.add(bars("Messages by fate", "messages", named, otherwise="No message entered a queue."))
+    # Columns that are 0 in all queues would hide the others.
+    columns = [fate for fate in FATES if figures[column_of(fate)]]
     page.add(
         table(
             "Queues",
-            ["queue", "entered", "earlier", *groups, "difference", "unaccounted"],
+            ["queue", "entered", "earlier", *columns, "difference", "unaccounted"],
             [
-                [a.queue, a.entered, a.earlier, *(a.group[name] for name in groups), a.difference, a.unaccounted]
-                for a in balances[:200]
+                [a.queue, a.entered, a.earlier, *(a.sums[name] for name in columns), a.difference, a.unaccounted]
+                for a in balances[:_QUEUES]
             ],
             of=len(balances),
         )

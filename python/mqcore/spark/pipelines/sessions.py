@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mqcore import errors
 from mqcore.spark.pipelines.catalogue import Outcome, Progress
+from mqcore.spark.pipelines.clients import PRODUCER, client, named, producers
+from mqcore.spark.pipelines.fate import FATES, Shards, column_of, fate, lives
 from mqcore.spark.pipelines.history import History
 from mqcore.spark.pipelines.report import Page, bars, table, tiles
 from mqcore.spark.pipelines.tables import Tables
@@ -14,7 +16,7 @@ from mqcore.spark.pipelines.watching import unseen
 if TYPE_CHECKING:
     import os
 
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["sessions"]
 
@@ -22,6 +24,8 @@ _ROWS: Final = 100
 _DID: Final = ("produced", "delivered", "acked", "nacked")
 _PAIR: Final = ("producer", "from_protocol", "consumer", "to_protocol", "queue")
 """Columns that identify a conversation."""
+_UNKNOWN: Final = "(unknown)"
+"""A producer in the report that no event names: the message entered before the history begins."""
 
 
 def sessions(
@@ -37,34 +41,29 @@ def sessions(
     Clients are identified by name, or by id if they have none. A session ends after `gap` seconds without an event
     (default 1800).
 
-    Tables: ``sessions`` (client, start, end, ids, protocols, queues and numbers of events) and ``conversations``
-    (producer, consumer, queue, protocols and numbers of messages).
+    Tables: ``sessions`` (client, start, end, ids, protocols, queues and numbers of events), ``conversations``
+    (producer, consumer, queue, protocols, and numbers of messages, of deliveries and of messages that the consumer
+    acknowledged) and ``producers`` (fates of the messages of each producer). Producers are known across restarts.
 
     Raises `ConfigError`, `DataDirMissing` and `DataDirUnreadable`.
     """
     if gap < 1:
         raise errors.ConfigError(f"gap must be at least 1 second, not {gap}")
     history, tables = History.of(spark, data_dir), Tables(out, "sessions")
-    progress("sessions", 0, 0)
-    found = tables.write("sessions", _sessions(history, gap), files=4)
-    progress("conversations", 0, 0)
-    spoken = tables.write("conversations", _conversations(history), files=1)
-    progress("report", 0, 0)
-    page, figures = _page(history, found, spoken)
+    with history.by_message():
+        progress("sessions", 0, 0)
+        found = tables.write("sessions", _sessions(history, gap), files=4)
+        progress("conversations", 0, 0)
+        spoken = tables.write("conversations", _conversations(history), files=1)
+        progress("producers", 0, 0)
+        made = tables.write("producers", _producers(history), files=1)
+        progress("report", 0, 0)
+        page, figures = _page(history, found, spoken, made)
     summary = (
         f"{figures['sessions']:,} sessions of {figures['clients']:,} clients, "
-        f"{figures['over several protocols']:,} over several protocols; {figures['conversations']:,} conversations"
+        f"{figures['over_several_protocols']:,} over several protocols; {figures['conversations']:,} conversations"
     )
     return Outcome("sessions", summary, tables.write_page(page.html()), tables.paths, figures)
-
-
-def _client(who: str) -> Column:
-    from pyspark.sql import functions as F  # noqa: N812
-
-    def filled(name: str) -> Column:
-        return F.when(F.col(name) != "", F.col(name))
-
-    return F.coalesce(filled(f"{who}_name"), filled(f"{who}_id"))
 
 
 def _told(who: str) -> tuple[str, ...]:
@@ -80,7 +79,7 @@ def _sessions(history: History, gap: int) -> DataFrame:
             F.col("kind").isin(*kinds)
         )
         named = rows.select(
-            _client(who).alias("client"),
+            client(who).alias("client"),
             F.col(f"{who}_id").alias("id"),
             F.col(f"{who}_protocol").alias("protocol"),
             *("time", "shard", "sequence", "kind", "queue"),
@@ -110,23 +109,62 @@ def _sessions(history: History, gap: int) -> DataFrame:
 def _conversations(history: History) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812
 
-    return (
-        history.steps("time", "kind", "queue", *_told("producer"), *_told("consumer"))
-        .where("kind = 'delivered'")
-        .select(
-            _client("producer").alias("producer"),
-            F.col("producer_protocol").alias("from_protocol"),
-            _client("consumer").alias("consumer"),
-            F.col("consumer_protocol").alias("to_protocol"),
-            *("queue", "time"),
+    place = ("shard", "number", "queue")
+    events = named(
+        history.steps("time", "kind", *place, *PRODUCER, *_told("consumer")).where(
+            F.col("kind").isin("delivered", "acked")
         )
+    )
+    known = events.where("producer is not null")
+    # After a restart, events do not name the producer.
+    later = (
+        events.where("producer is null").drop("producer", "from_protocol").join(producers(history), [*place], "left")
+    )
+    of_message = (
+        known.unionByName(later)
+        .withColumn("consumer", client("consumer"))
+        .withColumn("to_protocol", F.col("consumer_protocol"))
+        .groupBy(*_PAIR, "shard", "number")
+        .agg(
+            F.count_if(F.col("kind") == "delivered").alias("deliveries"),
+            F.count_if(F.col("kind") == "acked").alias("acked"),
+            F.min(F.when(F.col("kind") == "delivered", F.col("time"))).alias("first"),
+            F.max(F.when(F.col("kind") == "delivered", F.col("time"))).alias("latest"),
+        )
+    )
+    return (
+        of_message.where("deliveries > 0")
         .groupBy(*_PAIR)
-        .agg(F.count(F.lit(1)).alias("messages"), F.min("time").alias("first"), F.max("time").alias("latest"))
+        .agg(
+            F.count(F.lit(1)).alias("messages"),
+            F.sum("deliveries").alias("deliveries"),
+            F.count_if(F.col("acked") > 0).alias("acked"),
+            F.min("first").alias("first"),
+            F.max("latest").alias("latest"),
+        )
         .orderBy(F.desc("messages"), *_PAIR)
     )
 
 
-def _page(history: History, found: DataFrame, spoken: DataFrame) -> tuple[Page, dict[str, int]]:
+def _producers(history: History) -> DataFrame:
+    """Fates of the messages of each producer. Messages from before the history have none."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    fates = lives(history.fate_steps(), Shards.of(history)).select(
+        "shard", "number", "queue", "results", fate().alias("fate")
+    )
+    both = fates.join(producers(history), ["shard", "number", "queue"], "left")
+    found = both.groupBy("producer").agg(
+        F.sum("results").alias("messages"),
+        *(
+            F.coalesce(F.sum(F.when(F.col("fate") == name, F.col("results"))), F.lit(0)).alias(column_of(name))
+            for name in FATES
+        ),
+    )
+    return found.orderBy(F.desc("messages"), "producer")
+
+
+def _page(history: History, found: DataFrame, spoken: DataFrame, made: DataFrame) -> tuple[Page, dict[str, int]]:
     from pyspark.sql import functions as F  # noqa: N812
 
     sums = found.agg(F.count(F.lit(1)), F.count_distinct("client"), F.count_if(F.size("protocols") > 1)).first()
@@ -134,19 +172,20 @@ def _page(history: History, found: DataFrame, spoken: DataFrame) -> tuple[Page, 
     figures = {
         "sessions": sums[0],
         "clients": sums[1],
-        "over several protocols": sums[2],
+        "over_several_protocols": sums[2],
         "conversations": spoken.count(),
     }
     page = Page("Sessions", history.data_dir)
-    page.add(tiles(*figures.items()))
+    page.add(tiles(*((name.replace("_", " "), count) for name, count in figures.items())))
     busiest = found.groupBy("client").agg(F.sum(F.col("produced") + F.col("delivered")).alias("n"))
     heard = [(row["client"], row["n"]) for row in busiest.orderBy(F.desc("n"), "client").limit(_ROWS).collect()]
     otherwise = "No client was active."
     page.add(bars("Messages produced and received", "messages", heard, otherwise=otherwise, of=figures["clients"]))
     talks: list[Any] = spoken.orderBy(F.desc("messages"), *_PAIR).limit(_ROWS).collect()
-    columns = (*_PAIR, "messages")
-    shown = [[row[name] if row[name] is not None else "" for name in columns] for row in talks]
+    columns = (*_PAIR, "messages", "deliveries", "acked")
+    shown = [[_UNKNOWN if row[name] is None else row[name] for name in columns] for row in talks]
     page.add(table("Conversations", columns, shown, of=figures["conversations"]))
+    page.add(_fates(made))
     latest = found.orderBy(F.desc("end"), "client").limit(_ROWS).collect()
     rows = [
         [
@@ -161,3 +200,13 @@ def _page(history: History, found: DataFrame, spoken: DataFrame) -> tuple[Page, 
     ]
     page.add(table("Sessions", ["client", "start", "end", "ids", "protocols", *_DID], rows, of=figures["sessions"]))
     return page, figures
+
+
+def _fates(made: DataFrame) -> str:
+    """Table of the fates that occur, by producer."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    rows = made.orderBy(F.desc("messages"), "producer").limit(_ROWS).collect()
+    names = [name for name in FATES if any(row[column_of(name)] for row in rows)]
+    body = [[row["producer"] or _UNKNOWN, row["messages"], *(row[column_of(name)] for name in names)] for row in rows]
+    return table("Fates by producer", ["producer", "messages", *names], body, of=made.count())
