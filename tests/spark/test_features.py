@@ -109,7 +109,8 @@ def flat(number: int) -> dict[str, Any]:
     }
 
 
-OWN = ("queue", "time", "shard", "number", "message_id")
+PLACE = ("queue", "time", "shard", "number", "message_id")
+OWN = (*PLACE, "fate")
 STEPS = ("bodies", "names and types", "features", "profile", "report")
 PROFILE = ("column", "type", "rows", "nulls", "null_rate", "mean", "deviation", "least", "greatest", "different")
 TYPES = {bool: "boolean", int: "bigint", float: "double", str: "string", type(None): "string"}
@@ -131,6 +132,18 @@ def published() -> Rows:
     rows[7]["time"] = at(0.000001)
     other = [message(number, b"another queue", queue="logs/2", time=at(10 * LAST)) for number in range(300, 303)]
     return [*rows, message(299, b'{"too": "old"}', time=at(0)), *other]
+
+
+def steps_of(rows: Rows) -> Rows:
+    """Steps of messages, of which a third was acknowledged; each row gets its fate."""
+    steps = [made("started"), made("started", shard=1)]
+    for row in rows:
+        place: dict[str, Any] = {"queue": row["queue"], "shard": row.get("shard", 0), "time": row["time"]}
+        steps.append(made(row["kind"], row["number"], **place))
+        row["fate"] = "acked" if row["number"] % 3 == 0 else "waiting"
+        if row["fate"] == "acked":
+            steps += [made("delivered", row["number"], **place), made("acked", row["number"], **place, last=True)]
+    return steps
 
 
 def kind_of(body: bytes | None) -> str:
@@ -178,7 +191,8 @@ def check(
     drifted = len(rows_of(outcome.tables["drift"]))
     rest = len(given) - len(objects)
     figures = {"messages": len(given), "rows": len(objects), "no_object": rest, "columns": len(names)}
-    assert outcome.figures == figures | {"left_out": left_out, "misfits": 0, "drifted": drifted}
+    assert outcome.figures == figures | {"left_out": left_out, "misfits": 0, "drifted": drifted, "copies_left_out": 0}
+    fates = Counter(row["fate"] for row in objects)
     assert outcome.summary == (
         f"{len(objects)} rows of {len(names)} columns; {rest} bodies are not JSON objects; "
         f"{drifted} changes since the last run"
@@ -203,6 +217,7 @@ def check(
         ),
         *([f'<p class="say">{more}</p>'] if left_out else []),
         bars("Bodies", "messages", [pair for pair in kinds if pair[1]], otherwise=""),
+        bars("Fates of the rows", "rows", sorted(fates.items(), key=lambda pair: (-pair[1], pair[0])), otherwise=""),
         bars("Nulls", "%", [pair for pair in nulls if pair[1]], otherwise="No column has any."),
         table("Columns", [name.replace("_", " ") for name in shown], columns, of=len(found)),
         table("Bodies that are not JSON objects", ["queue", "what", "id", "beginning"], samples[:200]),
@@ -213,14 +228,14 @@ def test_every_json_object_is_a_row_and_every_other_body_is_counted_and_shown(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     rows = published()
-    data, out = archive_of(tmp_path / "data", [made("started")], rows, shards=2, together=True), tmp_path / "out"
+    data, out = archive_of(tmp_path / "data", steps_of(rows), rows, shards=2, together=True), tmp_path / "out"
     outcome = run_whole("features", spark, data, out, STEPS, queue="ORDERS/1", days=2)
     flats = [flat(number) for number in range(200)]
     types = {name: TYPES[type(value)] for name, value in flats[0].items()} | {"lines_size": "int"}
     profile, parts = check(outcome, rows[:-4], flats, types)
     assert rows_of(outcome.tables["drift"]) == []
     said = f'<p class="say good">{FIRST_RUN}</p>'
-    assert lines_of(parts_of(outcome.report, "Features", str(data))) == lines_of([*parts[:3], said, *parts[3:]])
+    assert lines_of(parts_of(outcome.report, "Features", str(data))) == lines_of([*parts[:4], said, *parts[4:]])
 
     # The next run has as many bodies again, with dearer orders and one thing more to say of each; and more queues.
     more = [message(400 + n, b'{"price": 1000.5, "colour": "red", "n": 0.5, "one": 3}') for n in range(200)]
@@ -228,7 +243,8 @@ def test_every_json_object_is_a_row_and_every_other_body_is_counted_and_shown(
         message(1000 + number, b"text %d" % number, queue=f"queue/{number % 70:02}", time=at(0))
         for number in range(280)
     ]
-    data = archive_of(tmp_path / "more", [made("started")], [*rows, *more], shards=2, together=True)
+    every = [*rows, *more]
+    data = archive_of(tmp_path / "more", steps_of(every), every, shards=2, together=True)
     flats += [{"too": "old"}]
     flats += [{"price": 1000.5, "colour": "red", "n": 0.5, "one": 3} for _ in range(200)]
     names = ["Paid", "'", "a.b", "colour", *list(types)[3:-2]]
@@ -253,7 +269,7 @@ def test_every_json_object_is_a_row_and_every_other_body_is_counted_and_shown(
             [[row[name] for name in ("column", "what", "before", "now")] for row in drift],
         ),
     ]
-    assert lines_of(parts_of(outcome.report, "Features", str(data))) == lines_of([*parts[:4], *changed, *parts[4:]])
+    assert lines_of(parts_of(outcome.report, "Features", str(data))) == lines_of([*parts[:5], *changed, *parts[5:]])
 
 
 def lines_of(parts: list[str]) -> list[str]:
@@ -289,17 +305,44 @@ def test_reports_of_runs_without_change_and_without_messages(spark: SparkSession
     for _ in range(2):
         outcome = run_whole("features", spark, data, tmp_path / "out", STEPS)
     parts = parts_of(outcome.report, "Features", str(data))
-    assert parts[2:4] == ["<h2>Nulls</h2><p>No column has any.</p>", f'<p class="say good">{UNCHANGED}</p>']
-    assert len(parts) == 5
+    assert parts[3:5] == ["<h2>Nulls</h2><p>No column has any.</p>", f'<p class="say good">{UNCHANGED}</p>']
+    assert len(parts) == 6
     assert rows_of(outcome.tables["drift"]) == []
-    nothing = run_whole("features", spark, data, tmp_path / "none", STEPS, queue="missing", days=1)
+    empty = archive_of(tmp_path / "empty", [made("started")])
+    nothing = run_whole("features", spark, empty, tmp_path / "none", STEPS, days=1)
     assert set(nothing.figures.values()) == {0}
-    assert parts_of(nothing.report, "Features", str(data))[1:] == [
-        '<p class="say">There is no message: nothing was produced, or the broker runs without history.</p>'
+    assert parts_of(nothing.report, "Features", str(empty))[1:] == [
+        '<p class="say">There is no message: nothing was produced.</p>'
     ]
+    with pytest.raises(errors.DataDirMissing, match="no message of queue 'missing/1'; it has orders/1"):
+        pipelines.run("features", spark, data, tmp_path / "none", queue="missing/1")
+    with pytest.raises(errors.DataDirMissing, match="no message of queue 'missing/1'; it has no messages at all"):
+        pipelines.run("features", spark, empty, tmp_path / "none", queue="missing/1")
     for wrong in ({"days": -1}, {"sample": 0}, {"columns": 0}):
         with pytest.raises(errors.ConfigError, match="days must be at least 0, sample and columns at least 1"):
             pipelines.run("features", spark, data, tmp_path, **wrong)
+
+
+def test_a_dead_letter_is_not_a_second_row_unless_it_is_asked_for(spark: SparkSession, tmp_path: Path) -> None:
+    letter = {"kind": "arrived", "queue": "dead/9", "number": 3}
+    rows = [message(number, b'{"n": %d}' % number) for number in (1, 2)] + [message(2, b'{"n": 2}') | letter]
+    steps = [made("started"), made("produced", 1), made("produced", 2), made("delivered", 1)]
+    steps += [made("dead-lettered", 2, last=True, reason="limit"), made("arrived", 3, queue="dead/9")]
+    data = archive_of(tmp_path / "data", steps, rows)
+
+    def found(**options: Any) -> tuple[list[tuple[Any, ...]], int | float]:
+        outcome = pipelines.run("features", spark, data, tmp_path / "out", **options)
+        table_rows = rows_of(outcome.tables["features"])
+        shown = sorted((row["queue"], row["n"], row["fate"]) for row in table_rows)
+        page = self_contained(outcome.report)
+        assert ("messages that came from another queue" in page) == bool(outcome.figures["copies_left_out"])
+        return shown, outcome.figures["copies_left_out"]
+
+    originals = [("orders/1", 1, "in-flight"), ("orders/1", 2, "dead-lettered")]
+    copy = ("dead/9", 2, "waiting")
+    assert found() == (originals, 1)
+    assert found(copies=True) == ([copy, *originals], 0)
+    assert found(queue="Dead/9") == ([copy], 0)
 
 
 @pytest.mark.full("runs the pipeline once more; test_every_json_object_is_a_row... runs it twice")
@@ -328,7 +371,7 @@ def test_values_that_the_sample_did_not_foretell_are_nulls_and_are_counted(
 def test_a_history_of_many_queues_and_of_none_is_one_table(
     spark: SparkSession, eventful: Eventful, tmp_path: Path
 ) -> None:
-    outcome = pipelines.run("features", spark, eventful.data_dir, tmp_path)
+    outcome = pipelines.run("features", spark, eventful.data_dir, tmp_path, copies=True)
     found = Counter(row["queue"] for row in rows_of(outcome.tables["features"]))
     assert found == {"work/1": 400, "dead/9": eventful.dead}
     assert {(row["queue"], row["what"]): row["messages"] for row in rows_of(outcome.tables["bodies"])} == {

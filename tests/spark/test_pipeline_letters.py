@@ -15,6 +15,7 @@ from mqcore.spark import pipelines
 from mqcore.spark.pipelines.report import bars, table, tiles
 from served import wait_until
 from spark.eventful import DEAD, Eventful, recorded_kinds
+from spark.fates import FATES, PRESENT, lives_of
 from spark.made import archive_of, at, message
 from spark.made import step as made
 from spark.outcomes import in_order, ordered, parts_of, rows_of, run_whole, self_contained
@@ -27,8 +28,8 @@ pytestmark = LENIENT
 
 STEPS = ("letters", "clusters", "report")
 LETTER = ("cluster", "time", "shard", "number", "queue", "origin", "message_id", "reason", "attempts", "error", "like")
-LETTER += ("body_bytes", "there")
-CLUSTER = ("cluster", "origin", "reason", "like", "messages", "there", "first", "latest", "example")
+LETTER += ("body_bytes", "fate", "there")
+CLUSTER = ("cluster", "origin", "reason", "like", "messages", "there", "lost", "first", "latest", "example")
 ERRORS = {
     "no stock for 17": "no stock for #",
     "no stock for 4711": "no stock for #",
@@ -59,11 +60,8 @@ def history() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         steps += [made("nacked", number, reason=text, **of) for text in ("at first something else", error)]
         steps.append(made("dead-lettered", number, last=True, **of))
         letters.append(letter(number, "work/1", "limit", shard=shard))
-        if number % 4 == 0:
-            steps.append(made("acked", number, shard=shard, queue="dead/9", last=True))
     # The same id in another queue, and the same number in another shard, are others.
     steps.append(made("nacked", 40, queue="other/1", message_id="m1", reason="another queue"))
-    steps.append(made("acked", 3, shard=0, queue="dead/9", last=True))
     for number in range(205):
         text = f"cause {chr(97 + number // 26)}{chr(97 + number % 26)}"
         steps.append(made("nacked", 100 + number, queue="many/1", message_id=f"m{100 + number}", reason=text))
@@ -72,18 +70,39 @@ def history() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         letter(400, "work/1", "expired", body=None, message_id=None),
         letter(401, "work/1", "expired", body=b"\xff" + b"long " * 100),
         letter(402, "work/1", None),
+        # Neither a copy without headers nor a message that a client published is a dead letter.
         message(403, b"copied", kind="arrived", queue="dead/9"),
         message(404, b"produced", {"Dead-Letter-Queue": "work/1"}, queue="dead/9"),
+        # An operator moved the letter m402: it is the same one.
+        letter(406, "work/1", None, message_id="m402", queue="Triage/1"),
     ]
     twice = letter(405, "first/1", "limit")
     twice["headers"] += letter(405, "second/1", "expired")["headers"]
     twice["headers"].append({"key": "Dead-Letter-Attempts", "value": b"many"})
-    return steps, [*letters, twice]
+    # The broker's own note of the error counts more than the consumer's last words for the id.
+    noted = letter(407, "work/1", "limit", message_id="m5")
+    noted["headers"].append({"key": "Dead-Letter-Error", "value": b"no stock for 17"})
+    letters += [twice, noted]
+    steps += [made(row["kind"], row["number"], queue=row["queue"], shard=row.get("shard", 0)) for row in letters]
+    for number in range(1, 30, 4):
+        kinds = ("delivered", "acked") if number % 8 == 1 else ("delivered", "nacked", "put-back")
+        steps += [
+            made(kind, number, shard=number % 2, queue="dead/9", last=kind == "acked", reason=None) for kind in kinds
+        ]
+    steps.append(made("acked", 3, shard=0, queue="dead/9", last=True))
+    steps.append(made("moved", 402, queue="dead/9", message_id="m402", target="triage/1", last=True))
+    # A restart of one shard restores all letters but every fifth of those.
+    steps.append(made("started"))
+    for number in range(100, 305):
+        if number % 5:
+            steps.append(made("restored", number, queue="dead/9"))
+    return steps, letters
 
 
 def letters_of(steps: list[dict[str, Any]], messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of the table ``letters``."""
-    left = {(step.get("shard", 0), step["number"]) for step in steps if step["last"]}
+    fates = {(life.shard, life.number, life.queue): life.fate[0] for life in lives_of(steps)}
+    moved = {(step["target"], step["message_id"]) for step in steps if step["kind"] == "moved"}
     said = {(s["queue"].lower(), s.get("message_id")): s["reason"] for s in steps if s["kind"] == "nacked"}
     found = []
     for row in messages:
@@ -91,13 +110,16 @@ def letters_of(steps: list[dict[str, Any]], messages: list[dict[str, Any]]) -> l
         origin, reason = headers.get("dead-letter-queue"), headers.get("dead-letter-reason")
         attempts = headers.get("dead-letter-attempts", "")
         id_ = row.get("message_id")
-        error = None if id_ is None else said.get((origin, id_))
+        error = headers.get("dead-letter-error", None if id_ is None else said.get((origin, id_)))
         like = ERRORS.get(error or "", error or "")
         name = hashlib.sha256(f"{origin or ''}\n{reason or ''}\n{like}".encode()).hexdigest()[:8]
         place = (row.get("shard", 0), row["number"])
         values = (name, row["time"], *place, row["queue"], origin, id_, reason)
-        values += (int(attempts) if attempts.isdecimal() else None, error, like, row["body_bytes"], place not in left)
-        if row["kind"] == "arrived":
+        fate = fates[(*place, row["queue"])]
+        values += (int(attempts) if attempts.isdecimal() else None, error, like, row["body_bytes"], fate)
+        values += (fate in PRESENT,)
+        is_moved = (row["queue"].lower(), id_) in moved
+        if row["kind"] == "arrived" and (origin or reason) and not is_moved:
             found.append(dict(zip(LETTER, values, strict=True)))
     return found
 
@@ -115,6 +137,7 @@ def test_letters_causes_and_samples_are_those_of_the_model(spark: SparkSession, 
         (
             *(name, *(each[0][column] for column in ("origin", "reason", "like")), len(each)),
             sum(one["there"] for one in each),
+            sum(one["fate"] == "lost" for one in each),
             *(choice(one["time"] for one in each) for choice in (min, max)),
             min((one["error"] for one in each if one["error"] is not None), default=None),
         )
@@ -124,19 +147,27 @@ def test_letters_causes_and_samples_are_those_of_the_model(spark: SparkSession, 
     assert [tuple(row.values()) for row in rows_of(outcome.tables["clusters"])] == rows
     assert ordered(outcome.tables["clusters"], *CLUSTER) == in_order(rows)
     count, present = len(letters), sum(each["there"] for each in letters)
-    assert outcome.figures == {"letters": count, "there": present, "clusters": len(rows), "redriven": 0}
-    assert outcome.summary == f"{count} dead letters of {len(rows)} kinds, {present} still there"
-    assert (count, len(rows), Counter(row[4] for row in rows)) == (240, 214, {1: 208, 2: 1, 5: 4, 10: 1})
+    totals = Counter(each["fate"] for each in letters)
+    assert (totals["acked"], totals["lost"], totals["moved"], totals["requeued"]) == (4, 60, 1, 4)
+    fates = {fate.replace("-", "_"): totals[fate] for fate in FATES if totals[fate]}
+    lost = totals["lost"]
+    figures = {"letters": count, "there": present, "lost": lost, "clusters": len(rows), "redriven": 0}
+    assert outcome.figures == {**fates, **figures}
+    assert outcome.summary == (
+        f"{count} dead letters of {len(rows)} kinds: {present} still there, {count - present - lost} consumed or "
+        f"removed, {lost} lost at a restart"
+    )
 
     bodies = {(row.get("shard", 0), row["number"]): row["body"] or b"" for row in messages if row["kind"] == "arrived"}
     named = [(f"{row[1] or '?'}: {row[3] or row[2] or '-'}", row[4]) for row in rows]
-    shown = [[*row[:6], *(time.replace(tzinfo=None) for time in row[6:8])] for row in rows[:200]]
+    shown = [[*row[:7], *(time.replace(tzinfo=None) for time in row[7:9])] for row in rows[:200]]
     samples = []
     for row in rows[:200]:
         few = [bodies[(each["shard"], each["number"])][:400] for each in of[row[0]][:3]]
         samples.append(table(f"Samples of {row[0]}", ["body"], [[body.decode("utf-8", "replace")] for body in few]))
     assert parts_of(outcome.report, "Dead letters", str(data)) == [
-        tiles(("letters", count), ("still there", present), ("kinds", len(rows))),
+        tiles(("letters", count), *((name.replace("_", " "), total) for name, total in fates.items())),
+        f'<p class="say">{lost} letters were in memory only, and a restart of the broker lost them.</p>',
         bars("Dead letters by cause", "messages", named, otherwise=""),
         table("Kinds", CLUSTER[:-1], shown, of=len(rows)),
         *samples,
@@ -219,7 +250,8 @@ def test_chosen_dead_letters_go_back_once(spark: SparkSession, live: Recorded, t
 
         wait_until(written, limit=60, what="the history")
         first = run_whole("deadletters", spark, live.data_dir, out, STEPS)
-        assert first.figures == {"letters": 5, "there": 4, "clusters": 4, "redriven": 0}
+        figures = {"letters": 5, "there": 4, "lost": 0, "waiting": 4, "acked": 1, "clusters": 4}
+        assert first.figures == {**figures, "redriven": 0}
         names = {row["like"]: row["cluster"] for row in rows_of(first.tables["clusters"])}
         options = {"redrive": live.served.url, "admin": live.served.admin_url, "run": "monday"}
         chosen = {**options, "clusters": f"{names['no money']}, {names['too late by # s']}"}
@@ -233,7 +265,7 @@ def test_chosen_dead_letters_go_back_once(spark: SparkSession, live: Recorded, t
             reported.clear()
             again = pipelines.run("deadletters", spark, live.data_dir, out, **chosen, progress=progress)
             assert list(reported) == ["letters", "clusters", "re-drive", "report"]
-            assert again.figures == {"letters": 5, "there": 4, "clusters": 4, "redriven": 3}
+            assert again.figures == {**figures, "redriven": 3}
             assert again.summary.endswith("; run monday published 3 again")
             assert set(again.tables) == {"letters", "clusters"}
         assert sorted(row["number"] for row in rows_of(out / "deadletters" / "runs" / "monday")) == [2, 3, 4]

@@ -39,7 +39,7 @@ def test_options_of_the_command_line_are_those_of_the_functions() -> None:
         "deadletters": dict.fromkeys(("redrive", "clusters", "run", "admin"), str),
         "limits": {"by": str, "window": int, "limit": int, "headroom": float, "admin": str},
         "sessions": {"gap": int},
-        "features": {"queue": str, "days": int, "sample": int, "columns": int},
+        "features": {"queue": str, "days": int, "sample": int, "columns": int, "copies": bool},
         "compact": {"target_mb": int, "keep_days": int},
         "replay": dict.fromkeys(("since", "until", "where", "kind", "to", "ids"), str)
         | {"rate": float}
@@ -57,6 +57,10 @@ def test_options_of_the_command_line_are_those_of_the_functions() -> None:
     }
     assert parsed(["limits"], {"headroom": "1.25"}) == {"limits": {"headroom": 1.25}}
     assert parsed(["reconcile"], {}) == {"reconcile": {}}
+    assert parsed(["features"], {"copies": "Yes"}) == {"features": {"copies": True}}
+    assert parsed(["features"], {"copies": "no"}) == {"features": {"copies": False}}
+    with pytest.raises(errors.ConfigError, match=r"^copies must be yes or no, not '1'$"):
+        parsed(["features"], {"copies": "1"})
     with pytest.raises(errors.ConfigError, match="unknown pipeline 'lifecicle'; use one of lifecycle, reconcile, dead"):
         catalogue.known("lifecicle")
     with pytest.raises(errors.ConfigError, match="unknown pipeline 'lifecicle'"):

@@ -65,7 +65,10 @@ def known(name: str) -> None:
 
 def _function(name: str) -> Callable[..., Outcome]:
     known(name)
-    module = importlib.import_module(f"mqcore.spark.pipelines.{name}")
+    try:
+        module = importlib.import_module(f"mqcore.spark.pipelines.{name}")
+    except ImportError as error:
+        raise errors.ConfigError(f"{error.name or 'Spark'} is not installed; pip install 'mqcore[spark]'") from error
     function: Callable[..., Outcome] = getattr(module, name)
     return function
 
@@ -75,7 +78,7 @@ def option_names(name: str) -> dict[str, type]:
     import inspect
 
     own = ("spark", "data_dir", "out", "progress")
-    kinds = {"int": int, "float": float}
+    kinds = {"int": int, "float": float, "bool": bool}
     parameters = inspect.signature(_function(name)).parameters
     return {key: kinds.get(str(p.annotation), str) for key, p in parameters.items() if key not in own}
 
@@ -96,6 +99,10 @@ def parsed(names: Sequence[str], given: Mapping[str, str]) -> dict[str, dict[str
 
 
 def _value(key: str, text: str, kind: type) -> object:
+    if kind is bool:
+        if text.lower() not in {"yes", "no"}:
+            raise errors.ConfigError(f"{key} must be yes or no, not {text!r}")
+        return text.lower() == "yes"
     try:
         return kind(text)
     except ValueError as error:
@@ -113,7 +120,8 @@ def run(
 ) -> Outcome:
     """Run a pipeline by name, with the options of its function.
 
-    Raises `ConfigError` for an unknown pipeline or option, `DataDirMissing` and `DataDirUnreadable`.
+    Raises `ConfigError` for an unknown pipeline or option, `DataDirMissing` also if there is no history, and
+    `DataDirUnreadable`.
     """
     from mqcore.spark.pipelines.watching import watched
 

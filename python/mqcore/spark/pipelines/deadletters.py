@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mqcore import errors
 from mqcore.spark.pipelines.catalogue import Outcome, Progress
+from mqcore.spark.pipelines.fate import FATES, PRESENT, Shards, column_of, fate, lives
 from mqcore.spark.pipelines.history import History
 from mqcore.spark.pipelines.report import Page, bars, table, tiles
 from mqcore.spark.pipelines.tables import Tables
@@ -31,6 +32,8 @@ _LIKE: Final = (
 )
 """Patterns of variable parts in errors of the same kind, and their replacements."""
 _RUN: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_QUEUES_NAMED: Final = 200
+"""Maximum number of dead-letter queues by which events are filtered; with more, all events are read."""
 
 
 def deadletters(
@@ -46,7 +49,8 @@ def deadletters(
 ) -> Outcome:
     """Group dead letters by reason and by the consumer's last error. Numbers and ids in errors count as equal.
 
-    Tables: ``clusters``, and ``letters`` (one row per dead letter, without its body).
+    Tables: ``clusters``, and ``letters`` (one row per dead letter with its fate, without its body). A letter that
+    returned to its original queue has left the dead-letter queue, so its fate there is ``moved``.
 
     `redrive` is the URL of a broker. The pipeline publishes the letters of `clusters` (names separated by commas, or
     ``all``) to their original queues there. It requires `run`, a name for this action: repeated with the same name, it
@@ -55,6 +59,8 @@ def deadletters(
 
     Raises `ConfigError`, `DataDirMissing`, `DataDirUnreadable`, and errors of publishing.
     """
+    from pyspark.sql import functions as F  # noqa: N812
+
     if bool(redrive) != bool(run) or bool(redrive) != bool(clusters):
         raise errors.ConfigError(
             "redrive, clusters and run belong together; set all of them (broker, letters and a name) or none"
@@ -62,29 +68,37 @@ def deadletters(
     if run and not _RUN.fullmatch(run):
         raise errors.ConfigError(f"run must have 1 to 64 letters, digits, dots, dashes and underscores, not {run!r}")
     history, tables = History.of(spark, data_dir), Tables(out, "deadletters")
-    progress("letters", 0, 0)
-    letters = tables.write("letters", _letters(history), files=4)
-    progress("clusters", 0, 0)
-    found = _clusters(letters)
-    tables.write("clusters", found, files=1)
-    rows = found.collect()
-    redriven = 0
-    if redrive:
-        progress("re-drive", 0, 0)
-        redriven = _redrive(history, tables, letters, redrive, clusters, run, admin)
-    progress("report", 0, 0)
-    samples = _samples(history, letters)
-    page = _page(history, rows, samples)
+    with history.by_message():
+        progress("letters", 0, 0)
+        letters = tables.write("letters", _letters(history), files=4)
+        progress("clusters", 0, 0)
+        found = _clusters(letters)
+        tables.write("clusters", found, files=1)
+        rows = found.collect()
+        redriven = 0
+        if redrive:
+            progress("re-drive", 0, 0)
+            redriven = _redrive(history, tables, letters, redrive, clusters, run, admin)
+        progress("report", 0, 0)
+        samples = _samples(history, letters)
+        known = {row["fate"]: row["n"] for row in letters.groupBy("fate").agg(F.count(F.lit(1)).alias("n")).collect()}
+    fates = {column_of(name): known[name] for name in FATES if name in known}
     total = {
         "letters": sum(row["messages"] for row in rows),
         "there": sum(row["there"] for row in rows),
+        "lost": sum(row["lost"] for row in rows),
         "clusters": len(rows),
         "redriven": redriven,
     }
-    summary = f"{total['letters']:,} dead letters of {total['clusters']:,} kinds, {total['there']:,} still there"
+    page = _page(history, rows, samples, fates)
+    left = total["letters"] - total["there"] - total["lost"]
+    summary = (
+        f"{total['letters']:,} dead letters of {total['clusters']:,} kinds: {total['there']:,} still there, "
+        f"{left:,} consumed or removed, {total['lost']:,} lost at a restart"
+    )
     if redrive:
         summary += f"; run {run} published {redriven:,} again"
-    return Outcome("deadletters", summary, tables.write_page(page.html()), tables.paths, total)
+    return Outcome("deadletters", summary, tables.write_page(page.html()), tables.paths, {**fates, **total})
 
 
 def _header(name: str) -> Column:
@@ -112,20 +126,29 @@ def _letters(history: History) -> DataFrame:
             _header("Dead-Letter-Queue").alias("origin"),
             # A header of a client may be anything.
             _header("Dead-Letter-Attempts").try_cast("int").alias("attempts"),
+            _header("Dead-Letter-Error").alias("said"),
         )
     )
+    # A message that an operator moved is not a new dead letter.
+    moved = (
+        history.steps("kind", "target", "message_id")
+        .where("kind = 'moved' and message_id <> ''")
+        .select(F.lower("target").alias("moved_to"), F.col("message_id").alias("moved"))
+        .distinct()
+    )
+    to_here = (F.lower("queue") == F.col("moved_to")) & (F.col("message_id") == F.col("moved"))
+    came = came.where("reason is not null or origin is not null").join(moved, to_here, "left_anti")
     summary = (
         history.steps("sequence", "kind", "queue", "message_id", "reason")
         .where("kind = 'nacked' and message_id is not null")
         .groupBy(F.lower("queue").alias("died_in"), F.col("message_id").alias("refused"))
         .agg(F.max_by("reason", "sequence").alias("error"))
     )
-    left = history.steps("shard", "number", "queue", "last").where("last").select("shard", "number").distinct()
-    left = left.withColumn("left", F.lit(True))
     known = came.join(
         summary, (F.lower("origin") == F.col("died_in")) & (F.col("message_id") == F.col("refused")), "left"
     ).drop("died_in", "refused")
-    known = known.join(left, ["shard", "number"], "left")
+    known = known.withColumn("error", F.coalesce("said", "error")).drop("said")
+    known = known.join(_fates(history), ["shard", "number", "queue"], "left")
     like = F.coalesce("error", F.lit(""))
     for pattern, instead in _LIKE:
         like = F.regexp_replace(like, pattern, instead)
@@ -145,8 +168,22 @@ def _letters(history: History) -> DataFrame:
         "error",
         like.alias("like"),
         "body_bytes",
-        F.col("left").isNull().alias("there"),
+        "fate",
+        F.col("fate").isin(*PRESENT).alias("there"),
     )
+
+
+def _fates(history: History) -> DataFrame:
+    """The fate of each message of the queues that have dead letters."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    steps = history.fate_steps()
+    arrivals = history.steps("kind", "queue").where("kind = 'arrived'").select("queue").distinct()
+    queues = [row["queue"] for row in arrivals.limit(_QUEUES_NAMED + 1).collect()]
+    if len(queues) <= _QUEUES_NAMED:
+        # Queues without letters are left out before events are grouped.
+        steps = steps.where(F.col("queue").isin(queues))
+    return lives(steps, Shards.of(history)).select("shard", "number", "queue", fate().alias("fate"))
 
 
 def _clusters(letters: DataFrame) -> DataFrame:
@@ -155,6 +192,7 @@ def _clusters(letters: DataFrame) -> DataFrame:
     grouped = letters.groupBy("cluster", "origin", "reason", "like").agg(
         F.count(F.lit(1)).alias("messages"),
         F.count_if("there").alias("there"),
+        F.count_if(F.col("fate") == "lost").alias("lost"),
         F.min("time").alias("first"),
         F.max("time").alias("latest"),
         F.min("error").alias("example"),
@@ -219,13 +257,16 @@ def _redrive(
     return count
 
 
-def _page(history: History, rows: list[Any], samples: dict[str, list[str]]) -> Page:
+def _page(history: History, rows: list[Any], samples: dict[str, list[str]], fates: dict[str, int]) -> Page:
     page = Page("Dead letters", history.data_dir)
     letters = sum(row["messages"] for row in rows)
-    page.add(tiles(("letters", letters), ("still there", sum(row["there"] for row in rows)), ("kinds", len(rows))))
+    # The fates add up to the letters.
+    page.add(tiles(("letters", letters), *((name.replace("_", " "), count) for name, count in fates.items())))
+    if lost := sum(row["lost"] for row in rows):
+        page.say(f"{lost:,} letters were in memory only, and a restart of the broker lost them.")
     named = [(f"{row['origin'] or '?'}: {row['like'] or row['reason'] or '-'}", row["messages"]) for row in rows]
     page.add(bars("Dead letters by cause", "messages", named, otherwise="There are no dead letters."))
-    columns = ("cluster", "origin", "reason", "like", "messages", "there", "first", "latest")
+    columns = ("cluster", "origin", "reason", "like", "messages", "there", "lost", "first", "latest")
     body = [[row[name] for name in columns] for row in rows[:_CLUSTERS]]
     page.add(table("Kinds", columns, body, of=len(rows)))
     for row in rows[:_CLUSTERS]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mqcore import errors
 from mqcore.spark.pipelines.catalogue import Outcome, Progress
+from mqcore.spark.pipelines.fate import Shards, fate, lives
 from mqcore.spark.pipelines.history import History
 from mqcore.spark.pipelines.report import Page, bars, table, tiles
 from mqcore.spark.pipelines.tables import Tables
@@ -25,11 +26,14 @@ __all__ = ["KINDS", "drift_of", "features"]
 KINDS: Final = ("object", "json", "text", "binary", "not-kept")
 """Kinds of bodies: a JSON object, other JSON, other text, bytes that are not UTF-8, or not in the history."""
 
-_OWN: Final = ("queue", "time", "shard", "number", "message_id")
+_PLACE: Final = ("queue", "time", "shard", "number", "message_id")
+_OWN: Final = (*_PLACE, "fate")
 _MISFIT: Final = "mqcore misfit"
 """Column for objects that do not match the schema. Spark's default name could be a name in a body."""
 _SAMPLES: Final = 3
 _SAMPLE_CHARACTERS: Final = 200
+_NAMED: Final = 20
+"""Maximum number of queues that an error names."""
 _ROWS: Final = 200
 _DAY_US: Final = 86_400_000_000
 
@@ -54,6 +58,7 @@ def features(
     days: int = 0,
     sample: int = 1_000_000,
     columns: int = 500,
+    copies: bool = False,
     progress: Progress = unseen,
 ) -> Outcome:
     """Create a table of messages with JSON objects as bodies: one row per message, one column per value.
@@ -62,24 +67,30 @@ def features(
     - `days`: only messages from the last `days` days before the newest message. Default 0: all.
     - `sample`: number of bodies from which names and types are inferred, chosen at random (default 1,000,000).
     - `columns`: maximum number of columns, in the order of their names (default 500).
+    - `copies`: also messages that came from another queue, as dead letters or moved by an operator. By default they are
+      left out unless `queue` names their queue, because the original is a row already.
 
     Values of nested objects become columns such as ``to_city``, and lists a column with their length, ``lines_size``.
     Columns have a type that fits all values: integers and fractions become fractions, numbers and text become text.
 
+    Each row has the ``fate`` of its message (see `mqcore.spark.pipelines.fate`), which may serve as a label.
+
     Tables: ``features``; ``bodies`` (numbers of bodies by kind); ``profile`` (one row per column); ``drift`` (changes
     since the previous run into the same directory; empty the first time).
 
-    Raises `ConfigError`, `DataDirMissing` and `DataDirUnreadable`.
+    Raises `ConfigError`, `DataDirMissing` (also if there is no such queue) and `DataDirUnreadable`.
     """
     from pyspark import StorageLevel
+    from pyspark.sql import functions as F  # noqa: N812
 
     if days < 0 or sample < 1 or columns < 1:
         raise errors.ConfigError("days must be at least 0, sample and columns at least 1")
     history, tables = History.of(spark, data_dir), Tables(out, "features")
     former = _former(spark, tables)
-    with _names_as_they_are(spark):
+    with _names_as_they_are(spark), history.by_message():
+        left_copies = _check_queue(history, queue, copies)
         # Read the bodies once: they may come through Python, and are needed for names, values and kinds.
-        messages = _messages(history, queue, days).persist(StorageLevel.DISK_ONLY)
+        messages = _messages(history, queue, days, copies).persist(StorageLevel.DISK_ONLY)
         try:
             progress("bodies", 0, 0)
             bodies = tables.write("bodies", _bodies(messages), files=1).collect()
@@ -88,13 +99,14 @@ def features(
             objects = sum(row["messages"] for row in bodies if row["what"] == "object")
             schema = _schema(messages, objects, sample)
             progress("features", 0, 0)
-            flat, left_out = _flat(messages, schema, columns)
+            flat, left_out = _flat(messages, _fates(history, queue), schema, columns)
             found = tables.write("features", flat, files=4)
             misfits = _misfits(messages, schema) if sample < objects else 0
         finally:
             messages.unpersist()
-    progress("profile", 0, 0)
-    profile = _profile(found)
+        progress("profile", 0, 0)
+        profile = _profile(found)
+        fates = {row["fate"]: row["n"] for row in found.groupBy("fate").agg(F.count(F.lit(1)).alias("n")).collect()}
     drift = [] if former is None else drift_of(former, profile)
     tables.write("drift", spark.createDataFrame([tuple(row.values()) for row in drift], _DRIFT), files=1)
     # Last, because the next run compares itself with it, so an aborted run must not leave one.
@@ -108,9 +120,10 @@ def features(
         "columns": len(profile),
         "left_out": left_out,
         "misfits": misfits,
+        "copies_left_out": left_copies,
         "drifted": len(drift),
     }
-    page = _page(history, figures, bodies, samples, profile, drift, first=former is None)
+    page = _page(history, figures, bodies, samples, profile, drift, fates, first=former is None)
     summary = (
         f"{objects:,} rows of {len(profile):,} columns; {every - objects:,} bodies are not JSON objects; "
         f"{len(drift):,} changes since the last run"
@@ -137,13 +150,41 @@ def _former(spark: SparkSession, tables: Tables) -> list[dict[str, Any]] | None:
     return [row.asDict() for row in spark.read.schema(_PROFILE).parquet(str(path)).collect()]
 
 
-def _messages(history: History, queue: str, days: int) -> DataFrame:
+def _check_queue(history: History, queue: str, copies: bool) -> int:
+    """Raise `DataDirMissing` for a queue without messages. Return the number of messages from other queues left out."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    arrived = F.sum((F.col("kind") == "arrived").cast("long")).alias("arrived")
+    found = {
+        row["queue"]: row["arrived"]
+        for row in history.messages("queue", "kind").groupBy("queue").agg(arrived).collect()
+    }
+    if queue and queue.lower() not in {name.lower() for name in found}:
+        named = sorted(found)
+        more = f" and {len(named) - _NAMED:,} more" if len(named) > _NAMED else ""
+        has = f"it has {', '.join(named[:_NAMED])}{more}" if named else "it has no messages at all"
+        raise errors.DataDirMissing(f"the history has no message of queue {queue!r}; {has}")
+    return 0 if queue or copies else sum(found.values())
+
+
+def _fates(history: History, queue: str) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    steps = history.fate_steps()
+    if queue:
+        steps = steps.where(F.lower("queue") == queue.lower())
+    return lives(steps, Shards.of(history)).select("shard", "number", "queue", fate().alias("fate"))
+
+
+def _messages(history: History, queue: str, days: int, copies: bool) -> DataFrame:
     """Rows with ``text``, the body if that is a JSON object; ``what`` it is; ``shown``, its beginning if it is not."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    rows = history.messages(*_OWN, "body")
+    rows = history.messages(*_PLACE, "kind", "body")
     if queue:
         rows = rows.where(F.lower("queue") == queue.lower())
+    elif not copies:
+        rows = rows.where("kind <> 'arrived'")
     if days:
         newest = history.messages("queue", "time").where(F.lower("queue") == queue.lower() if queue else F.lit(True))
         latest = newest.agg(F.max(F.unix_micros("time"))).first()
@@ -168,7 +209,7 @@ def _messages(history: History, queue: str, days: int) -> DataFrame:
     )
     is_object = F.col("what") == "object"
     return rows.select(
-        *_OWN, "what", F.when(is_object, text).alias("text"), F.when(~is_object, beginning).alias("shown")
+        *_PLACE, "what", F.when(is_object, text).alias("text"), F.when(~is_object, beginning).alias("shown")
     )
 
 
@@ -207,11 +248,11 @@ def _read(schema: StructType) -> Column:
     return F.from_json("text", schema, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _MISFIT})
 
 
-def _flat(messages: DataFrame, schema: StructType, most: int) -> tuple[DataFrame, int]:
+def _flat(messages: DataFrame, fates: DataFrame, schema: StructType, most: int) -> tuple[DataFrame, int]:
     """Return the table, and the number of columns left out."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    objects = messages.where("text is not null")
+    objects = messages.where("text is not null").join(fates, ["shard", "number", "queue"], "left")
     if not schema.fields:
         return objects.select(*_OWN), 0
     columns = _columns(F.col("read"), schema, "")
@@ -340,6 +381,7 @@ def _page(
     samples: list[list[str]],
     profile: Sequence[Mapping[str, Any]],
     drift: Sequence[Mapping[str, Any]],
+    fates: Mapping[str | None, int],
     *,
     first: bool,
 ) -> Page:
@@ -348,14 +390,22 @@ def _page(
     page.add(tiles(*((name.replace("_", " "), figures[name]) for name in shown)))
     if figures["left_out"]:
         page.say(f"{figures['left_out']:,} more columns were left out; the option columns sets the maximum.")
+    if figures["copies_left_out"]:
+        page.say(
+            f"{figures['copies_left_out']:,} messages that came from another queue, such as dead letters, were left "
+            "out, because their originals are rows. The option copies includes them.",
+            good=True,
+        )
     if figures["misfits"]:
         page.say(
             f"{figures['misfits']:,} bodies have values that do not match the types of the sample; they are null here."
         )
     if not figures["messages"]:
-        return page.say("There is no message: nothing was produced, or the broker runs without history.")
+        return page.say("There is no message: nothing was produced.")
     kinds = [(what, sum(row["messages"] for row in bodies if row["what"] == what)) for what in KINDS]
     page.add(bars("Bodies", "messages", [pair for pair in kinds if pair[1]], otherwise="There are none."))
+    known = sorted(((name or "-", count) for name, count in fates.items()), key=lambda pair: (-pair[1], pair[0]))
+    page.add(bars("Fates of the rows", "rows", known, otherwise="There are no rows."))
     nulls = sorted(((row["column"], row["null_rate"] * 100) for row in profile), key=lambda pair: (-pair[1], pair[0]))
     page.add(bars("Nulls", "%", [pair for pair in nulls if pair[1] > 0], otherwise="No column has any."))
     if first:
