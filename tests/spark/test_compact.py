@@ -8,20 +8,22 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import mqcore.spark
 from depth import FULL
-from mqcore import errors
+from mqcore import errors, sync
 from mqcore.spark import pipelines
 from mqcore.spark.pipelines.compact import join_files
 from mqcore.spark.pipelines.report import bars, table, tiles
+from served import serving, wait_until
 from spark.eventful import Eventful
 from spark.made import archive_of, message
 from spark.made import step as made
 from spark.outcomes import parts_of, run_whole
-from spark.recorded import LENIENT
+from spark.recorded import ARCHIVE_SECONDS, HISTORY, LENIENT, archived, declare
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -135,13 +137,20 @@ def check_page(
         "files_after": len(after),
         "bytes_before": sum(file["bytes"] for file in before),
         "bytes_after": sum(file["bytes"] for file in after),
+        "files_unchanged": len({file["path"] for file in after} & {file["path"] for file in before}),
         "rows": sum(file["rows"] for file in after),
         "rows_removed": removed,
     }
     assert outcome.figures == figures
+    same = figures["files_unchanged"]
     assert outcome.summary == (
         f"{len(before)} files of {figures['bytes_before']:,} bytes became {len(after)} of "
         f"{figures['bytes_after']:,}; {figures['rows']} rows kept, {removed} too old"
+        + (f"; {same} files unchanged" if same else "")
+    )
+    unchanged = (
+        f'<p class="say good">{same} files were copied as they are: there is only one for their queue and day, '
+        "or they take less space apart.</p>"
     )
     then, now = by_queue(before), by_queue(after)
     queues = sorted(then, key=lambda queue: -then[queue][2])
@@ -149,11 +158,26 @@ def check_page(
     rows = [[queue, *then[queue], *now.get(queue, [0, 0, 0])] for queue in queues]
     counts = [(queue, now.get(queue, [0])[0]) for queue in queues]
     assert parts_of(outcome.report, "Compact", str(data)) == [
-        tiles(*figures.items()),
+        tiles(*((name.replace("_", " "), count) for name, count in figures.items())),
+        *([unchanged] if same else []),
         bars("Files before", "files", [(queue, then[queue][0]) for queue in queues], otherwise="There were none."),
         bars("Files after", "files", counts, otherwise="None."),
         table("Queues", columns, rows[:100], of=len(rows)),
     ]
+
+
+def encodings_of(file: pq.ParquetFile) -> dict[str, tuple[str, bool, bool, bool]]:
+    """Compression of each column, whether it has a dictionary or is delta-encoded, and whether it has statistics."""
+    columns = [file.metadata.row_group(0).column(at) for at in range(file.metadata.num_columns)]
+    return {
+        column.path_in_schema: (
+            column.compression,
+            "RLE_DICTIONARY" in column.encodings,
+            "DELTA_BINARY_PACKED" in column.encodings,
+            column.is_stats_set,
+        )
+        for column in columns
+    }
 
 
 def test_small_files_of_one_queue_and_day_become_few(spark: SparkSession, tmp_path: Path) -> None:
@@ -168,15 +192,19 @@ def test_small_files_of_one_queue_and_day_become_few(spark: SparkSession, tmp_pa
     assert outcome.tables == {"data": out / "compact" / "data"}
     path, after = manifest_of(outcome.tables["data"], 8)
     assert [each.name for each in path.parent.iterdir()] == [path.name]
+    sizes = [(outcome.tables["data"] / "archive" / file["path"]).stat().st_size for file in after["files"]]
     assert after["files"] == [
         {
             **{name: files[0][name] for name in PLACE},
             "path": f"{Path(files[0]['path']).parent}/0000000008-{index:05}.parquet",
-            "bytes": (outcome.tables["data"] / "archive" / after["files"][index]["path"]).stat().st_size,
+            "bytes": sizes[index],
             "rows": sum(file["rows"] for file in files),
             **{name: min(file.get(name, 0) for file in files) for name in LEAST},
             **{name: max(file.get(name, 0) for file in files) for name in MOST},
         }
+        if len(files) > 1
+        # A file that stays alone is copied.
+        else {**files[0], "bytes": sizes[index]}
         for index, files in enumerate(work)
     ]
     size = sum(file["bytes"] for file in gone)
@@ -202,10 +230,7 @@ def test_small_files_of_one_queue_and_day_become_few(spark: SparkSession, tmp_pa
         parts = [pq.ParquetFile(data / "archive" / file["path"]) for file in files]
         assert joined.read().to_pylist() == [row for part in parts for row in part.read().to_pylist()]
         assert joined.schema_arrow == parts[0].schema_arrow
-        columns = [joined.metadata.row_group(0).column(at) for at in range(joined.metadata.num_columns)]
-        assert {column.compression for column in columns} == {"ZSTD"}
-        unmeasured = {column.path_in_schema.partition(".")[0] for column in columns if not column.is_stats_set}
-        assert unmeasured == ({"body", "headers"} if entry["table"] == "messages" else set())
+        assert encodings_of(joined) == encodings_of(parts[0])
     assert (outcome.tables["data"] / "format").read_bytes() == (data / "format").read_bytes()
 
 
@@ -228,13 +253,68 @@ def test_an_archive_that_is_too_old_is_left_out_as_a_whole(spark: SparkSession, 
 def test_a_file_with_fewer_rows_than_its_manifest_says_is_not_taken(tmp_path: Path) -> None:
     data = archive_of(tmp_path / "data", [made("produced", 1), made("acked", 1)])
     (file,) = manifest_of(data, 1)[1]["files"]
-    part = {"path": "steps/joined.parquet", "sources": [{**file, "rows": 3}]}
-    (tmp_path / "target" / "steps").mkdir(parents=True)
-    with pytest.raises(errors.DataDirUnreadable, match="2 rows"):
-        join_files(data / "archive", tmp_path / "target", part)
-    assert not (tmp_path / "target" / "steps" / "joined.parquet").exists()
+    wrong = {**file, "rows": 3}
+    for sources in ([wrong], [file, wrong]):
+        part = {"path": "steps/joined.parquet", "sources": sources}
+        with pytest.raises(errors.DataDirUnreadable, match="rows, which differs from"):
+            join_files(data / "archive", tmp_path / "target", part)
+        assert not [path for path in (tmp_path / "target").rglob("*") if path.is_file()]
     # A repetition after an attempt that died replaces its file.
+    (tmp_path / "target" / "steps").mkdir(parents=True, exist_ok=True)
     (tmp_path / "target" / "steps" / "joined.parquet").write_bytes(b"unfinished")
-    part["sources"] = [file, file]
-    assert join_files(data / "archive", tmp_path / "target", part)["rows"] == 4
+    (entry,) = join_files(data / "archive", tmp_path / "target", {**part, "sources": [file, file]})
+    assert (entry["path"], entry["rows"]) == ("steps/joined.parquet", 4)
     assert pq.read_table(tmp_path / "target" / "steps" / "joined.parquet", partitioning=None).num_rows == 4
+
+
+def test_files_that_would_grow_together_stay_as_they_are(tmp_path: Path) -> None:
+    """The rows of one file are packed as the other one's encodings do not pack them."""
+    source = tmp_path / "source"
+    source.mkdir()
+    few = pa.table({"number": pa.array([1], pa.int64()), "text": ["x"]})
+    many = pa.table({"number": pa.array(range(50_000), pa.int64()), "text": [f"text {n}" for n in range(50_000)]})
+    pq.write_table(few, source / "0.parquet", compression="none", use_dictionary=False)
+    delta = {"number": "DELTA_BINARY_PACKED", "text": "DELTA_BYTE_ARRAY"}
+    pq.write_table(many, source / "1.parquet", compression="zstd", use_dictionary=False, column_encoding=delta)
+    place = {"table": "steps", "shard": 0, "channel": "a", "queue_id": 1, "date": "2026-11-01"}
+    files = [
+        {**place, "path": f"{index}.parquet", "rows": rows, "bytes": (source / f"{index}.parquet").stat().st_size}
+        for index, rows in enumerate((1, 50_000))
+    ]
+    entries = join_files(source, tmp_path / "target", {"path": "joined.parquet", "sources": files})
+    assert entries == files
+    for file in files:
+        assert (tmp_path / "target" / file["path"]).read_bytes() == (source / file["path"]).read_bytes()
+    assert {path.name for path in (tmp_path / "target").iterdir()} == {"0.parquet", "1.parquet"}
+
+
+def test_an_archive_of_a_broker_shrinks_and_keeps_its_encodings(spark: SparkSession, tmp_path: Path) -> None:
+    """Rounds of few messages to several queues, as a broker that is hardly busy archives them."""
+    data = tmp_path / "data"
+    with serving("--data-dir", str(data), "--auto-create", environment=HISTORY) as served:
+        with sync.connect(served.url, name="shop") as mq:
+            declare(mq, "orders/1", "orders/2", "logs/1")
+            for round_ in range(1, 7):
+                for queue in ("orders/1", "orders/2", "logs/1"):
+                    bodies = [json.dumps({"order": n * round_, "to": "Bern", "paid": n % 2 == 0}) for n in range(40)]
+                    mq.publish_many(queue, bodies, headers={"Source": queue})
+                    for message in mq.queue(queue).pull(40):
+                        message.ack()
+                wait_until(lambda r=round_: archived(data, 120 * r), limit=ARCHIVE_SECONDS, what="the archive")
+        served.terminate()
+    outcome = run_whole("compact", spark, data, tmp_path / "out", STEPS)
+    figures = outcome.figures
+    assert figures["files_after"] < figures["files_before"] / 3
+    assert figures["bytes_after"] < figures["bytes_before"] / 2
+    copy = outcome.tables["data"]
+    assert rows_of_archive(copy) == rows_of_archive(data)
+    for of in ("steps", "messages"):
+        original = pq.ParquetFile(min((data / "archive" / of).rglob("channel=*/**/*.parquet")))
+        joined = pq.ParquetFile(min((copy / "archive" / of).rglob("channel=*/**/*.parquet")))
+        found = encodings_of(joined)
+        assert found == encodings_of(original)
+        assert {name: found[name][1:3] for name in ("number", "kind", "message_id")} == {
+            "number": (False, True),
+            "kind": (True, False),
+            "message_id": (False, False),
+        }

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import os
 
     import pyarrow as pa
+    import pyarrow.parquet as pq
     from pyspark.sql import SparkSession
 
 __all__ = ["compact"]
@@ -30,6 +31,13 @@ _DAY_MS: Final = 86_400_000
 _ROWS: Final = 100
 _PLACE: Final = ("table", "shard", "channel", "queue_id", "date")
 """Columns with one value per file; the archive's directories are named after them."""
+_DELTA: Final = "DELTA_BINARY_PACKED"
+_EFFORT: Final = 3
+"""Zstandard level. The broker uses 2; the result is written once and read often."""
+_GROUP_ROWS: Final = 256 * 1024
+"""Maximum rows of a row group, as the broker writes them. Small groups compress badly."""
+_GROUP_BYTES: Final = 64 << 20
+"""Size of rows in memory at which a row group is written."""
 
 
 def compact(
@@ -42,6 +50,9 @@ def compact(
     progress: Progress = unseen,
 ) -> Outcome:
     """Copy the archive to ``OUT/compact/data``, in files of about `target_mb` MB (default 128).
+
+    Files keep the encodings of the archive. Files that would become larger together are copied as they are, so the copy
+    is never larger than the archive.
 
     The copy has a manifest: ``mqcore.spark.archive``, ``format("mqcore")`` and pipelines can read it. Files whose
     latest row is older than `keep_days` days are left out (default 0: none). The broker's own archive is not changed;
@@ -77,6 +88,7 @@ def compact(
         "files_after": len(files),
         "bytes_before": sum(file["bytes"] for file in manifest["files"]),
         "bytes_after": sum(file["bytes"] for file in files),
+        "files_unchanged": sum(file["path"] in {source["path"] for source in kept} for file in files),
         "rows": sum(file["rows"] for file in files),
         "rows_removed": sum(file["rows"] for file in gone),
     }
@@ -84,6 +96,8 @@ def compact(
         f"{figures['files_before']:,} files of {figures['bytes_before']:,} bytes became {figures['files_after']:,} of "
         f"{figures['bytes_after']:,}; {figures['rows']:,} rows kept, {figures['rows_removed']:,} too old"
     )
+    if figures["files_unchanged"]:
+        summary += f"; {figures['files_unchanged']:,} files unchanged"
     page = _page(root, manifest["files"], files, figures)
     return Outcome("compact", summary, tables.write_page(page.html()), tables.paths, figures)
 
@@ -111,8 +125,8 @@ def _run(spark: SparkSession, source: Path, target: Path, work: Sequence[Mapping
         return []
     rows = [(index, json.dumps(part)) for index, part in enumerate(work)]
     parts = spark.createDataFrame(rows, "at int, work string").repartition(len(rows), "at")
-    done = parts.mapInArrow(_writer(str(source), str(target)), "at int, entry string").collect()
-    return [json.loads(row["entry"]) for row in sorted(done, key=lambda row: int(row["at"]))]
+    done = parts.mapInArrow(_writer(str(source), str(target)), "at int, entries string").collect()
+    return [entry for row in sorted(done, key=lambda row: int(row["at"])) for entry in json.loads(row["entries"])]
 
 
 def _writer(source: str, target: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -124,44 +138,109 @@ def _writer(source: str, target: str) -> Callable[[Iterator[pa.RecordBatch]], It
         for batch in batches:
             parts = [json.loads(text) for text in batch.column("work").to_pylist()]
             entries = [json.dumps(join_files(Path(source), Path(target), part)) for part in parts]
-            yield pa.RecordBatch.from_arrays([batch.column("at"), pa.array(entries, pa.string())], ["at", "entry"])
+            yield pa.RecordBatch.from_arrays([batch.column("at"), pa.array(entries, pa.string())], ["at", "entries"])
 
     return write
 
 
-def join_files(source: Path, target: Path, part: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge several files into one in order, and return its manifest entry."""
-    import pyarrow.parquet as pq
+def join_files(source: Path, target: Path, part: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Merge several files into one in order, and return its manifest entry; or copy them if they are smaller.
 
+    Raises `DataDirUnreadable` if the files have other numbers of rows than their entries.
+    """
+    sources: list[dict[str, Any]] = part["sources"]
+    if len(sources) == 1:
+        return [_copied(source, target, sources[0])]
     final = target / part["path"]
     final.parent.mkdir(parents=True, exist_ok=True)
     # An attempt that died may have left a file, and another attempt may be writing at the same time.
     unfinished = final.with_name(f".{final.name}-{uuid.uuid4().hex}")
-    sources, rows, writer = part["sources"], 0, None
     try:
-        for file in sources:
-            with pq.ParquetFile(source / file["path"]) as reader:
-                if writer is None:
-                    schema = reader.schema_arrow
-                    counted = [name for name in schema.names if name not in {"body", "headers"}]
-                    writer = pq.ParquetWriter(
-                        unfinished, schema, compression="zstd", compression_level=1, write_statistics=counted
-                    )
-                for batch in reader.iter_batches():
-                    writer.write_batch(batch)
-                    rows += batch.num_rows
+        rows = _merge([source / file["path"] for file in sources], unfinished)
+        if rows != sum(file["rows"] for file in sources):
+            raise errors.DataDirUnreadable(
+                f"{part['path']} has {rows} rows, which differs from the manifest entries of its sources"
+            )
+        size = unfinished.stat().st_size
+        if size > sum((source / file["path"]).stat().st_size for file in sources):
+            return [_copied(source, target, file) for file in sources]
+        unfinished.replace(final)
     finally:
-        if writer is not None:
-            writer.close()
-    if rows != sum(file["rows"] for file in sources):
-        raise errors.DataDirUnreadable(
-            f"{part['path']} has {rows} rows, which differs from the manifest entries of its sources"
-        )
-    unfinished.replace(final)
+        unfinished.unlink(missing_ok=True)
     least = {name: min(file.get(name, 0) for file in sources) for name in ("min_time_ms", "min_number", "min_note")}
     most = {name: max(file.get(name, 0) for file in sources) for name in ("max_time_ms", "max_number", "max_note")}
     place = {name: sources[0][name] for name in _PLACE}
-    return {**place, "path": part["path"], "bytes": final.stat().st_size, "rows": rows, **least, **most}
+    return [{**place, "path": part["path"], "bytes": size, "rows": rows, **least, **most}]
+
+
+def _copied(source: Path, target: Path, file: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy a file, and return its entry."""
+    import pyarrow.parquet as pq
+
+    final = target / file["path"]
+    final.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = final.with_name(f".{final.name}-{uuid.uuid4().hex}")
+    try:
+        shutil.copyfile(source / file["path"], unfinished)
+        if (rows := pq.read_metadata(unfinished).num_rows) != file["rows"]:
+            raise errors.DataDirUnreadable(
+                f"{file['path']} has {rows} rows, which differs from its manifest entry ({file['rows']} rows)"
+            )
+        size = unfinished.stat().st_size
+        unfinished.replace(final)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return {**file, "bytes": size}
+
+
+def _merge(sources: Sequence[Path], target: Path) -> int:
+    """Write the rows of several files to one, with the encodings of the first, and return their number."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    writer, rows, waiting, waiting_rows, waiting_bytes = None, 0, list[pa.RecordBatch](), 0, 0
+
+    def write(into: pq.ParquetWriter) -> None:
+        nonlocal rows, waiting, waiting_rows, waiting_bytes
+        into.write_table(pa.Table.from_batches(waiting), row_group_size=_GROUP_ROWS)
+        rows, waiting, waiting_rows, waiting_bytes = rows + waiting_rows, [], 0, 0
+
+    try:
+        for path in sources:
+            with pq.ParquetFile(path) as reader:
+                if writer is None:
+                    writer = pq.ParquetWriter(target, reader.schema_arrow, **_properties(reader.metadata))
+                for batch in reader.iter_batches():
+                    waiting.append(batch)
+                    waiting_rows += batch.num_rows
+                    waiting_bytes += batch.nbytes
+                    if waiting_rows >= _GROUP_ROWS or waiting_bytes >= _GROUP_BYTES:
+                        write(writer)
+        if writer is not None and waiting:
+            write(writer)
+    finally:
+        if writer is not None:
+            writer.close()
+    return rows
+
+
+def _properties(metadata: pq.FileMetaData) -> dict[str, Any]:
+    """Options of a writer with the encodings and statistics of a file, compressed with Zstandard."""
+    encodings: dict[str, set[str]] = {}
+    measured: set[str] = set()
+    for group in range(metadata.num_row_groups):
+        for at in range(metadata.num_columns):
+            column = metadata.row_group(group).column(at)
+            encodings.setdefault(column.path_in_schema, set()).update(column.encodings)
+            if column.is_stats_set:
+                measured.add(column.path_in_schema)
+    return {
+        "compression": "zstd",
+        "compression_level": _EFFORT,
+        "use_dictionary": [name for name, used in encodings.items() if used & {"RLE_DICTIONARY", "PLAIN_DICTIONARY"}],
+        "column_encoding": {name: _DELTA for name, used in encodings.items() if _DELTA in used},
+        "write_statistics": sorted(measured),
+    }
 
 
 def _finish(
@@ -197,7 +276,13 @@ def _page(
     root: Path, before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]], figures: Mapping[str, int]
 ) -> Page:
     page = Page("Compact", str(root))
-    page.add(tiles(*figures.items()))
+    page.add(tiles(*((name.replace("_", " "), count) for name, count in figures.items())))
+    if figures["files_unchanged"]:
+        page.say(
+            f"{figures['files_unchanged']:,} files were copied as they are: there is only one for their queue and day, "
+            "or they take less space apart.",
+            good=True,
+        )
 
     def by_queue(files: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int, int, int]]:
         found: dict[str, tuple[int, int, int]] = {}
