@@ -155,5 +155,7 @@ ELSEWHERE: Final = {
     "pipeline quality": "starts Spark: tests/spark/test_pipeline_quality.py",
     "pipeline cost": "starts Spark: tests/spark/test_pipeline_cost.py",
     "pipeline anomalies": "starts Spark: tests/spark/test_pipeline_anomalies.py",
+    "pipeline schedule": "waits for a time and starts Spark: tests/spark/test_pipeline_site.py",
+    "pipeline site": "needs reports: tests/spark/test_pipeline_site.py",
 }
 """Commands without a case, and why."""

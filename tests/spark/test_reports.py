@@ -28,7 +28,7 @@ PLOTS = {
     "deadletters": 1,
     "limits": 1,
     "sessions": 1,
-    "features": 2,
+    "features": 3,
     "compact": 2,
     "replay": 2,
     "quality": 1,
@@ -116,6 +116,39 @@ def test_a_report_is_seen_whole_by_day_and_by_night(name: str, report: Callable[
         assert looks["contrast"] >= 4.5, "words can be read on this ground"
         grounds[dark] = looks["ground"]
     assert grounds[False] > 0.8 > 0.2 > grounds[True]
+
+
+def test_wide_tables_scroll_and_their_headings_stay(report: Callable[[str], Path], browser: Browser) -> None:
+    """No column is cut off: where the page is too narrow, the table scrolls, with the mouse and with the keyboard."""
+    look = """(() => {
+      const found = [...document.querySelectorAll(".wide")].map(box => {
+        const table = box.querySelector("table"), last = table.querySelector("tr").lastElementChild;
+        const needed = table.offsetWidth > box.clientWidth;
+        box.scrollLeft = box.scrollWidth;
+        const seen = last.getBoundingClientRect().right <= box.getBoundingClientRect().right + 1;
+        const first = table.querySelector("th"), kept = first.getBoundingClientRect().left
+          <= box.getBoundingClientRect().left + 1;
+        return {needed, scrolls: getComputedStyle(box).overflowX, focus: box.tabIndex, seen, kept};
+      });
+      return {found, cut: [...document.querySelectorAll("td")].filter(cell => cell.scrollWidth > cell.clientWidth + 1)
+        .map(cell => cell.textContent)};
+    })()"""
+    for width, needed in ((1400, False), (700, True)):
+        browser.show(report("lifecycle"), width=width)
+        looks = browser.value(look)
+        assert any(each["needed"] for each in looks["found"]) == needed
+        for each in looks["found"]:
+            assert (each["scrolls"], each["focus"], each["seen"], each["kept"]) == ("auto", 0, True, True)
+        assert looks["cut"] == []
+
+
+def test_curves_over_time_have_steps(report: Callable[[str], Path], browser: Browser) -> None:
+    browser.show(report("lifecycle"))
+    slopes = browser.value(
+        """[...document.querySelectorAll("polyline")].flatMap(curve => [...curve.points].slice(1).filter((point, at) =>
+        point.x !== curve.points[at].x && point.y !== curve.points[at].y)).length"""
+    )
+    assert slopes == 0
 
 
 def test_on_a_narrow_screen_the_page_does_not_scroll_sideways(report: Callable[[str], Path], browser: Browser) -> None:

@@ -86,7 +86,10 @@ _COMMANDS: Final = {
     "restore": ("backup", "Create a data directory from a backup."),
     "drain": ("drain", "Stop a broker gracefully."),
     "bench": ("bench", "Measure a broker, or compare two results."),
-    "pipeline": ("pipeline", "Analyze the history with Spark: ls, run, replay, quality, cost, anomalies."),
+    "pipeline": (
+        "pipeline",
+        "Analyze the history with Spark: ls, run, schedule, site, replay, quality, cost, anomalies.",
+    ),
     "completion": ("completion", "Print a shell's completion script."),
     "version": ("version", "Print the version."),
 }

@@ -19,5 +19,7 @@ tables and columns.
 """
 
 from mqcore.spark.pipelines.catalogue import NAMES, Outcome, follow, run
+from mqcore.spark.pipelines.failures import PipelineFailed
+from mqcore.spark.pipelines.site import write_site
 
-__all__ = ["NAMES", "Outcome", "follow", "run"]
+__all__ = ["NAMES", "Outcome", "PipelineFailed", "follow", "run", "write_site"]

@@ -120,17 +120,23 @@ def run(
 ) -> Outcome:
     """Run a pipeline by name, with the options of its function.
 
-    Raises `ConfigError` for an unknown pipeline or option, `DataDirMissing` also if there is no history, and
-    `DataDirUnreadable`.
+    The result is also listed on the page ``OUT/index.html``; see `mqcore.spark.pipelines.write_site`.
+
+    Raises `ConfigError` for an unknown pipeline or option, `DataDirMissing` also if there is no history,
+    `DataDirUnreadable`, and `PipelineFailed` with the reason if Spark fails.
     """
+    from mqcore.spark.pipelines.failures import reason_first
+    from mqcore.spark.pipelines.site import record
     from mqcore.spark.pipelines.watching import watched
 
     function = _function(name)
     unknown = set(options) - set(option_names(name))
     if unknown:
         raise errors.ConfigError(f"unknown option {min(unknown)!r} for pipeline {name}")
-    with watched(spark, progress) as shown:
-        return function(spark, data_dir, out, progress=shown, **options)
+    with reason_first(name), watched(spark, progress) as shown:
+        outcome = function(spark, data_dir, out, progress=shown, **options)
+    record(outcome, DESCRIPTIONS[name], data_dir)
+    return outcome
 
 
 def follow(
