@@ -1,4 +1,4 @@
-"""One fate for each message: all reports count the same, and as an account that knows nothing of Spark."""
+"""One fate for each message: all reports count the same, and as an account without Spark."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_each_run_renews_a_page_that_links_reports_and_queues(reports: Path) -> 
     page = (reports / "index.html").read_text(encoding="utf-8")
     assert not re.search(r"""(src|href|url)\s*[=(]\s*["']?(https?:)?//""", page)
     assert "1 of 2 reports found an error" in page
-    # What found an error is first.
+    # Pipelines with errors come first.
     assert page.index('<li class="bad"') < page.index("reconcile.html") < page.index("lifecycle.html")
     assert "1 unaccounted for" in page
     links = set(re.findall(r'href="([^"#]+)(#[^"]*)?"', page))
@@ -150,7 +150,7 @@ def soon(seconds: float = 2) -> str:
     return (datetime.now() + timedelta(seconds=seconds + 1)).strftime("%H:%M:%S")
 
 
-def test_schedule_runs_at_its_time_and_goes_on_after_a_failure(
+def test_schedule_runs_at_its_time_and_continues_after_a_failure(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(type(spark), "stop", lambda session: None)
