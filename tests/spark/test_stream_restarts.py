@@ -52,6 +52,16 @@ def test_stream_survives_a_broker_that_is_killed_and_stopped(spark: SparkSession
         broker.close()
 
 
+@pytest.mark.parametrize("name", ["endingOffsets", "endingTimestamp"])
+def test_end_of_a_stream_is_an_error_with_its_reason(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    options = {name: "latest" if name == "endingOffsets" else "5"}
+    stream = spark.readStream.format("mqcore").options(**options).load(str(tmp_path))
+    query = stream.writeStream.format("noop").start()
+    with pytest.raises(Exception, match=f"{name} is only for spark.read; a stream has no end") as raised:
+        query.awaitTermination(120)
+    assert "Traceback" not in str(raised.value)
+
+
 def test_permanent_error_of_a_stream_is_its_first_line(spark: SparkSession) -> None:
     stream = spark.readStream.format("mqcore").options(admin="http://127.0.0.1:9", retries="0").load()
     query = stream.writeStream.format("noop").start()

@@ -53,12 +53,14 @@ class MqcoreSource(DataSource):
         plan = Plan.of(ReadOptions.parse(self.options, streaming=False), typed(schema), self.cores)
         return (FilteringReader if _PUSHDOWN_HELPER in sys.modules else Reader)(plan)
 
-    @reason_first()
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (as in Spark)
-        """Return the reader of a streaming query."""
-        from mqcore.spark.stream import stream_reader
+        """Return the reader of a streaming query. Invalid options are errors of the reader, when it is used."""
+        from mqcore.spark.stream import RefusingReader, stream_reader
 
-        return stream_reader(Plan.of(ReadOptions.parse(self.options, streaming=True), typed(schema), self.cores))
+        try:
+            return stream_reader(Plan.of(ReadOptions.parse(self.options, streaming=True), typed(schema), self.cores))
+        except errors.MqcoreError as error:
+            return RefusingReader(error)
 
     @reason_first()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

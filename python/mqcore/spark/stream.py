@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
+from mqcore import errors
 from mqcore.spark.engine import LIMITS_BATCHES, reason_first, require_limits
 from mqcore.spark.options import Positions
 from mqcore.spark.origin import Origin
@@ -17,7 +18,7 @@ from mqcore.spark.tasks import Part, rows_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Follower", "UnlimitedReader", "stream_reader"]
+__all__ = ["Follower", "RefusingReader", "UnlimitedReader", "stream_reader"]
 
 
 def stream_reader(plan: Plan) -> DataSourceStreamReader:
@@ -73,6 +74,36 @@ class Follower(DataSourceStreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task."""
         return rows_of(self.plan, partition)
+
+
+class RefusingReader(DataSourceStreamReader):
+    """Raises an error when Spark uses it.
+
+    If an error is raised instead of returning a reader, Spark fails to stop the reader that it does not have, and
+    reports this failure only.
+    """
+
+    def __init__(self, reason: errors.MqcoreError) -> None:
+        self.reason = reason
+
+    @reason_first()
+    def initialOffset(self) -> Offsets:  # noqa: N802 (as in Spark)
+        """Raise the error."""
+        raise self.reason
+
+    @reason_first()
+    def latestOffset(self, *_given: Any) -> Offsets:  # noqa: N802 (as in Spark)
+        """Raise the error."""
+        raise self.reason
+
+    @reason_first()
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Raise the error."""
+        raise self.reason
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Raise the error."""
+        raise self.reason
 
 
 class UnlimitedReader(Follower):
