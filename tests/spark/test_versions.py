@@ -69,7 +69,7 @@ def interpreter(minor: str) -> Path | str:
 
 @pytest.fixture(scope="module", params=list(VERSIONS))
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """What the job of one version found, by cell, and what is in the target queues then."""
+    """Findings of the job of one version, by cell, and the content of the target queues then."""
     java_or_skip()
     python = interpreter(request.param)
     if isinstance(python, str):

@@ -85,7 +85,7 @@ def failed(action: Callable[[], object]) -> str:
 
 
 def attempt(cell: Callable[[SparkSession, Given], Given], spark: SparkSession, given: Given) -> Given:
-    """What a cell finds. It is repeated if the machine is too busy to start a Python process within Spark's 10 s."""
+    """Result of a cell. It is repeated if the machine is too busy to start a Python process within Spark's 10 s."""
     for _ in range(5):
         try:
             return cell(spark, given)
