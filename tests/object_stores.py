@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -124,6 +124,7 @@ class Relay(BaseHTTPRequestHandler):
         self.send_header("Content-Length", length or str(len(content)))
         self.end_headers()
         self.wfile.write(content)
+        self.between.count(len(content))
 
     def __getattr__(self, name: str) -> Any:
         """Every method is relayed."""
@@ -144,6 +145,14 @@ class Between:
         self.lost: set[int] = set()
         """Numbers of the ``PUT`` requests whose answers are lost, from 0."""
         self.puts = 0
+        self.sent = 0
+        """Bytes of all answers, without their headers."""
+        self._counting = Lock()
+
+    def count(self, sent: int) -> None:
+        """Add to the bytes of all answers. Each connection has a thread of its own."""
+        with self._counting:
+            self.sent += sent
 
     def decide(self, method: str, path: str) -> str:
         """Return ``pass``, ``refuse`` or ``lose``."""
@@ -159,13 +168,20 @@ class Between:
 @contextlib.contextmanager
 def relayed(store: ObjectStore) -> Iterator[tuple[ObjectStore, Between]]:
     """A server in front of another one."""
-    between = Between(urlsplit(store.endpoint).port or 0)
+    with relaying(store.endpoint) as (endpoint, between):
+        yield ObjectStore(endpoint), between
+
+
+@contextlib.contextmanager
+def relaying(endpoint: str) -> Iterator[tuple[str, Between]]:
+    """A server in front of any HTTP server of this machine: its address, and what is between."""
+    between = Between(urlsplit(endpoint).port or 0)
     handler = type("BoundRelay", (Relay,), {"between": between})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield ObjectStore(f"http://127.0.0.1:{server.server_address[1]}"), between
+        yield f"http://127.0.0.1:{server.server_address[1]}", between
     finally:
         server.shutdown()
         server.server_close()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -19,9 +17,9 @@ import pytest
 from mqcore import sync
 from mqcore.spark import pipelines
 from mqcore.spark.bundle import bundle
-from ports import free_port
 from served import clean_environment, wait_until
 from spark.bundled import executors_python
+from spark.clusters import LIMIT, Cluster
 from spark.eventful import recorded_kinds
 from spark.recorded import LENIENT, Recorded, drain, java_or_skip
 
@@ -34,55 +32,6 @@ pytestmark = [
     pytest.mark.full("starts a cluster; test_bundle.py reads with the bundle only, test_ledger.py kills in a write"),
     pytest.mark.skipif(sys.platform != "linux", reason="starts and kills groups of processes"),
 ]
-
-LIMIT = 120.0
-
-
-class Cluster:
-    """One master and two workers on this machine."""
-
-    def __init__(self, place: Path) -> None:
-        import pyspark
-
-        self.place = place
-        self.home = Path(pyspark.__file__).parent
-        self.port = free_port()
-        self.url = f"spark://127.0.0.1:{self.port}"
-        self.lines: list[str] = []
-        self.processes: list[subprocess.Popen[str]] = []
-        self.start("master.Master", "--host", "127.0.0.1", "--port", str(self.port), "--webui-port", "0")
-        wait_until(lambda: self.said("I have been elected leader"), limit=LIMIT, what="the master")
-        self.workers: list[subprocess.Popen[str]] = []
-        for _ in range(2):
-            self.add_worker()
-
-    def add_worker(self) -> None:
-        number = len(self.workers) + 1
-        options = ("--host", "127.0.0.1", "--cores", "1", "--memory", "1g", "--webui-port", "0")
-        self.start("worker.Worker", *options, "--work-dir", str(self.place / f"worker{number}"), self.url)
-        self.workers.append(self.processes[-1])
-        wait_until(lambda: self.said("Registering worker") >= number, limit=LIMIT, what=f"worker {number}")
-
-    def said(self, words: str) -> int:
-        return sum(words in line for line in self.lines)
-
-    def start(self, name: str, *arguments: str) -> None:
-        environment = {**clean_environment(), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(self.home)}
-        process = subprocess.Popen(
-            [str(self.home / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-            start_new_session=True,
-        )
-        self.processes.append(process)
-        threading.Thread(target=lambda: self.lines.extend(process.stderr or ()), daemon=True).start()
-
-    def kill(self, process: subprocess.Popen[str]) -> None:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 @pytest.fixture
