@@ -106,7 +106,7 @@ def _remote(url: str, options: Sequence[str]) -> dict[str, Any] | None:
 
 def _path(root: Path | None, path: str) -> str:
     """Return a file's path as Spark needs it: Hadoop knows S3 as ``s3a``."""
-    if "://" not in path:
+    if ":/" not in path:
         assert root is not None
         return str(root / "archive" / path)
     return path.replace("s3://", "s3a://", 1) if path.startswith("s3://") else path

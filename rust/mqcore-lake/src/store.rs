@@ -100,9 +100,13 @@ impl Store {
         format!("{}/{name}", self.url)
     }
 
-    /// Returns the name of the object with this URL; `None`: it is elsewhere.
+    /// Returns the name of the object with this URL; `None`: it is elsewhere. Hadoop, and therefore Spark, writes the same
+    /// URL in other ways: `s3a://` for `s3://`, and `file:/` for `file:///`.
     pub fn name<'a>(&self, location: &'a str) -> Option<&'a str> {
-        location.strip_prefix(&self.url)?.strip_prefix('/')
+        let (own_scheme, own_path) = spelled(&self.url);
+        let (scheme, path) = spelled(location);
+        let name = path.strip_prefix(own_path)?.strip_prefix('/')?;
+        (scheme == own_scheme).then_some(name)
     }
 
     /// Returns the path of an object in [`Self::objects`].
@@ -221,6 +225,16 @@ impl Store {
             return Err(LakeError::Unconditional { url: self.url.clone() });
         }
         Ok(())
+    }
+}
+
+/// Returns the usual scheme of a URL, and the rest of it.
+fn spelled(url: &str) -> (&str, &str) {
+    let (scheme, rest) = url.split_once(':').unwrap_or(("", url));
+    match scheme {
+        "s3a" | "s3n" => ("s3", rest),
+        "file" => (scheme, rest.strip_prefix("//").unwrap_or(rest)),
+        _ => (scheme, rest),
     }
 }
 

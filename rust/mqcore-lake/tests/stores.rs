@@ -36,6 +36,23 @@ fn every_kind_of_store_opens_by_its_url() {
 }
 
 #[test]
+fn urls_of_other_programs_name_the_same_objects() {
+    let s3 = options(&[("aws_region", "eu-central-1")]);
+    for (url, location, name) in [
+        ("s3://bucket/a", "s3a://bucket/a/messages/x", Some("messages/x")),
+        ("s3a://bucket/a", "s3://bucket/a/messages/x", Some("messages/x")),
+        ("s3://bucket/a", "s3://bucket/ab/messages/x", None),
+        ("s3://bucket/a", "s3://other/a/messages/x", None),
+        ("file:///lake", "file:/lake/messages/x", Some("messages/x")),
+        ("file:///lake", "file:///lake/messages/x", Some("messages/x")),
+        ("file:///lake", "s3:///lake/messages/x", None),
+    ] {
+        let store = Store::open(url, &s3).expect("it is valid");
+        assert_eq!(store.name(location), name, "{location} in {url}");
+    }
+}
+
+#[test]
 fn wrong_urls_and_options_say_what_would_be_right() {
     let refused = |url: &str, settings: &[(&str, &str)]| {
         Store::open(url, &options(settings)).expect_err("it is wrong").to_string()

@@ -90,7 +90,8 @@ impl CombinedArchive {
     /// The source that contains a file.
     fn of(&self, file: &FileEntry) -> &dyn ArchiveSource {
         match &self.objects {
-            Some(objects) if file.path.contains("://") => objects,
+            // Spark writes `file:/x`. Paths in the directory have no colon, because it is escaped.
+            Some(objects) if file.path.contains(":/") => objects,
             _ => &self.files,
         }
     }
