@@ -286,7 +286,7 @@ def test_options_of_a_sink_that_cannot_be_meant_are_refused(parse: Callable[...,
         ({**whole, "queue": "a/1", "channel": "b"}, "not both"),
         ({**whole, "txnAppId": "a"}, "belong together"),
         ({**whole, "timeout": "soon"}, "seconds"),
-        ({**whole, "stagingLocation": "s3://bucket/x"}, "every executor can access"),
+        ({**whole, "stagingLocation": "s3://bucket/x"}, "every executor see under the same path"),
     ]:
         with pytest.raises(errors.ConfigError, match=word):
             parse(**wrong)

@@ -93,7 +93,8 @@ def test_all_reports_agree_about_a_history_without_failures(
 
 
 def test_codes_name_each_fate_that_documentation_lists() -> None:
-    codes = [*range(17 << 4), *range(1024, 1028)]
+    # Four bits for the reason, of which ten values are used.
+    codes = [*(code for code in range(17 << 4) if code & 15 < 10), *range(1024, 1028)]
     assert {fate.fate_of(code)[0] for code in codes} == set(fate.FATES) == set(FATES)
     documented = {line.split("``")[1] for line in (fate.__doc__ or "").splitlines() if line.startswith("| ``")}
     assert documented == set(FATES)

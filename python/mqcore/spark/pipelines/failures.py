@@ -24,6 +24,9 @@ class PipelineFailed(errors.MqcoreError):
     """Spark could not run a pipeline."""
 
 
+_FILE = re.compile(r"(?:\w+:)?/[^\s'\"]+\.parquet\b")
+
+
 @contextmanager
 def reason_first(name: str) -> Iterator[None]:
     """Convert errors of Spark: to that of mqcore which caused them, else to `PipelineFailed` with the reason."""
@@ -50,7 +53,12 @@ def reason_of(name: str, error: Exception) -> errors.MqcoreError:
         return PipelineFailed(
             f"{name}: Spark ran out of memory; raise --driver-memory, or use a cluster with --master spark://HOST:PORT"
         )
-    return PipelineFailed(f"{name}: {_cut(_innermost(text))}")
+    reason = _innermost(text)
+    # Parquet's own errors do not name the file; the error of the task around them does.
+    file = _FILE.search(text)
+    if file and file.group() not in reason:
+        reason = f"{reason} in {file.group()}"
+    return PipelineFailed(f"{name}: {_cut(reason)}")
 
 
 def _innermost(text: str) -> str:
