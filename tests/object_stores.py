@@ -103,7 +103,8 @@ class Relay(BaseHTTPRequestHandler):
     def relay(self) -> None:
         """Pass one request on, and its answer back."""
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        decision = self.between.decide(self.command, self.path)
+        self.between.seen.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
+        decision = self.between.decide(self.command)
         if decision == "refuse":
             self.close_connection = True
             return
@@ -142,9 +143,14 @@ class Between:
         """Headers that do not arrive."""
         self.is_down = False
         """Whether no request arrives."""
+        self.counted = "PUT"
+        """Method of the requests whose answers may be lost."""
         self.lost: set[int] = set()
-        """Numbers of the ``PUT`` requests whose answers are lost, from 0."""
-        self.puts = 0
+        """Numbers of these requests whose answers are lost, from 0."""
+        self.requests = 0
+        """Number of requests with this method."""
+        self.seen: list[tuple[str, dict[str, str]]] = []
+        """Path and headers of every request."""
         self.sent = 0
         """Bytes of all answers, without their headers."""
         self._counting = Lock()
@@ -154,13 +160,13 @@ class Between:
         with self._counting:
             self.sent += sent
 
-    def decide(self, method: str, path: str) -> str:
+    def decide(self, method: str) -> str:
         """Return ``pass``, ``refuse`` or ``lose``."""
         if self.is_down:
             return "refuse"
-        if method == "PUT":
-            self.puts += 1
-            if self.puts - 1 in self.lost:
+        if method == self.counted:
+            self.requests += 1
+            if self.requests - 1 in self.lost:
                 return "lose"
         return "pass"
 

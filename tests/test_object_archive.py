@@ -236,7 +236,7 @@ def test_lost_answers_of_the_store_double_nothing(store: ObjectStore, tmp_path: 
             for first in range(0, 60, 10):
                 sent |= publish(broker, 3, 10, first=first)
                 wait_for(store, url, sent)
-        assert between.puts > 40
+        assert between.requests > 40
 
 
 def test_a_store_that_ignores_conditions_is_refused(store: ObjectStore, tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ ONLY_IN = {
     "tokio": {"mqcore-lake", "mqcore-server", "mqcore-client", "mqcore-python"},
     "axum": {"mqcore-server"},
     "rustls": {"mqcore-tls", "mqcore-lake"},
+    "sqlx": {"mqcore-lake"},
     "tokio-rustls": {"mqcore-server", "mqcore-client"},
     "pyo3": {"mqcore-python"},
     "pyo3-asyncio": {"mqcore-python"},

@@ -68,9 +68,9 @@ class BrokerConfig:
     """Object storage for the archive instead of the data directory, as Iceberg tables below this URL: ``s3://``, ``s3a://``,
     ``gs://``, ``az://``, ``abfss://`` or ``file:///``. Each broker needs its own prefix. Default none."""
     archive_options: tuple[str, ...] = ()
-    """Settings of the object store as ``name=value``, such as ``aws_endpoint_url=http://127.0.0.1:9000``. They override
-    environment variables of the same names, such as ``AWS_ENDPOINT_URL``; keep credentials in the environment.
-    Default none."""
+    """Settings of the object store and of the tables' catalog as ``name=value``, such as
+    ``aws_endpoint_url=http://127.0.0.1:9000`` or ``catalog=https://catalog.example.com``. They override environment
+    variables such as ``AWS_ENDPOINT_URL``; keep credentials in the environment. Default none."""
     archive_partitions: int = 2
     """Number of partitions of each day on object storage, into which queues are hashed. Only new tables use it.
     Default 2."""

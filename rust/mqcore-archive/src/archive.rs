@@ -13,9 +13,8 @@
 //! archive again.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::sync::Arc;
 
 use mqcore_broker::history::LifecycleStep;
 use mqcore_broker::model::record::RecordError;
@@ -25,7 +24,7 @@ use mqcore_journal::storage::Storage;
 use crate::export::{ExportError, Exporter, Format};
 use crate::manifest::{self, ArchivedRange, FileEntry, Manifest};
 use crate::partition::Partition;
-use crate::round::RoundNotes;
+use crate::round::{QueueNames, RoundNotes};
 use crate::tables::{StepPlace, Table};
 
 /// Number of manifests preserved, including the newest, so that a reader can still open one it has just chosen.
@@ -433,12 +432,12 @@ fn take(
 #[derive(Default)]
 struct Files {
     growing: HashMap<(Table, Partition), FileBuilder>,
-    queues: HashSet<Arc<str>>,
+    queues: QueueNames,
 }
 
 impl Files {
     fn add(&mut self, place: StepPlace, step: &LifecycleStep<'_>) -> Result<(), ExportError> {
-        let partition = Partition::of(self.queue(step.queue), step.time.0);
+        let partition = Partition::of(self.queues.shared(step.queue), step.time.0);
         if step.content.is_some() {
             self.push(Table::Messages, partition.clone(), place, step)?;
         }
@@ -457,14 +456,5 @@ impl Files {
             Entry::Vacant(free) => free.insert(FileBuilder::new(table, step.time.0, place.note)?),
         };
         file.push(table, place, step)
-    }
-
-    fn queue(&mut self, name: &str) -> Arc<str> {
-        if let Some(queue) = self.queues.get(name) {
-            return Arc::clone(queue);
-        }
-        let queue: Arc<str> = name.into();
-        self.queues.insert(Arc::clone(&queue));
-        queue
     }
 }

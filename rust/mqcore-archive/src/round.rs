@@ -3,6 +3,9 @@
 //! Housekeeping may copy notes to later segments while a round runs. A round therefore takes only notes below a number that
 //! no other segment can contain, and each note once, however many segments contain it.
 
+use std::collections::HashSet;
+use std::sync::Arc;
+
 use mqcore_broker::history::LifecycleStep;
 use mqcore_broker::history::packing::unpack;
 use mqcore_broker::history::reader::each_step;
@@ -137,6 +140,22 @@ impl RoundNotes {
         // Interrupted housekeeping may leave a note twice.
         found.dedup_by_key(|(number, _)| *number);
         found
+    }
+}
+
+/// Names of queues. Many events share each of them.
+#[derive(Debug, Default)]
+pub struct QueueNames(HashSet<Arc<str>>);
+
+impl QueueNames {
+    /// Returns the shared copy of a name.
+    pub fn shared(&mut self, name: &str) -> Arc<str> {
+        if let Some(queue) = self.0.get(name) {
+            return Arc::clone(queue);
+        }
+        let queue: Arc<str> = name.into();
+        self.0.insert(Arc::clone(&queue));
+        queue
     }
 }
 

@@ -1,124 +1,103 @@
-//! The catalog in the object store itself: which metadata file of a table is the current one.
-//!
-//! The files have the names `v1.metadata.json`, `v2.metadata.json`, ..., as Iceberg's Hadoop catalog writes them, so that
-//! Spark and others find the table by its path. A commit creates the file with the next number. Only one writer can create
-//! it, because the store refuses a second one.
+//! Catalogs: which metadata of a table is the current one. A commit replaces it, unless another one came first.
 
-use bytes::Bytes;
+mod objects;
+mod rest;
+pub(crate) mod settings;
+mod sql;
+mod versioned;
+
+use iceberg::TableUpdate;
 use iceberg::spec::TableMetadata;
 
+use self::objects::ObjectCatalog;
+use self::rest::RestCatalog;
+use self::settings::CatalogSettings;
+use self::sql::SqlCatalog;
+pub(crate) use self::versioned::Versioned;
 use crate::error::LakeError;
 use crate::store::Store;
 
-/// The newest metadata of a table, and its number.
-#[derive(Debug, Clone)]
-pub(crate) struct Versioned {
-    pub(crate) version: u64,
+/// The next state of a table, as metadata and as the difference to its current metadata.
+#[derive(Debug)]
+pub(crate) struct NextState {
     pub(crate) metadata: TableMetadata,
+    /// May be empty if [`Catalog::takes_updates`] is false.
+    pub(crate) updates: Vec<TableUpdate>,
 }
 
 /// The catalog entry of one table.
 #[derive(Debug, Clone)]
-pub(crate) struct Catalog {
-    store: Store,
-    /// Directory of the table, with a slash at the end.
-    directory: String,
-    table: &'static str,
+pub(crate) enum Catalog {
+    Objects(ObjectCatalog),
+    Rest(RestCatalog),
+    Sql(SqlCatalog),
 }
 
 impl Catalog {
-    pub(crate) fn new(store: Store, table: &'static str) -> Self {
-        Self { store, directory: format!("{table}/"), table }
-    }
-
-    /// Returns the name of a metadata file.
-    pub(crate) fn metadata_name(&self, version: u64) -> String {
-        format!("{}metadata/v{version}.metadata.json", self.directory)
-    }
-
-    fn hint_name(&self) -> String {
-        format!("{}metadata/version-hint.text", self.directory)
+    pub(crate) fn new(settings: &CatalogSettings, store: &Store, table: &'static str) -> Self {
+        match settings {
+            CatalogSettings::Objects => Self::Objects(ObjectCatalog::new(store.clone(), table)),
+            CatalogSettings::Rest(client) => Self::Rest(RestCatalog::new(client.clone(), table)),
+            CatalogSettings::Sql(database) => {
+                Self::Sql(SqlCatalog::new(database.clone(), store.clone(), table))
+            }
+        }
     }
 
     /// Returns the current metadata; `None`: the table does not exist.
     ///
     /// # Errors
-    /// [`LakeError::Store`], and [`LakeError::Table`] if the metadata is invalid.
+    /// [`LakeError::Store`], [`LakeError::Catalog`], and [`LakeError::Table`] if the metadata is invalid.
     pub(crate) async fn load(&self) -> Result<Option<Versioned>, LakeError> {
-        let mut found = None;
-        let mut version = self.hint().await?.unwrap_or(0);
-        if version > 0 {
-            found = self.store.get(&self.metadata_name(version)).await?;
+        match self {
+            Self::Objects(catalog) => catalog.load().await,
+            Self::Rest(catalog) => catalog.load().await,
+            Self::Sql(catalog) => catalog.load().await,
         }
-        if found.is_none() {
-            // The hint is missing or outdated by more than the metadata log: only a listing shows the newest file.
-            version = self.listed().await?.unwrap_or(0);
-        }
-        // The hint is written after the metadata, and may be lost.
-        while let Some(next) = self.store.get(&self.metadata_name(version + 1)).await? {
-            version += 1;
-            found = Some(next);
-        }
-        if found.is_none() && version > 0 {
-            found = self.store.get(&self.metadata_name(version)).await?;
-        }
-        let Some(bytes) = found else { return Ok(None) };
-        let metadata = serde_json::from_slice(&bytes).map_err(|error| LakeError::Table {
-            location: self.store.location(&self.metadata_name(version)),
-            why: error.to_string(),
-        })?;
-        Ok(Some(Versioned { version, metadata }))
     }
 
     /// Whether no later metadata than this exists.
     ///
     /// # Errors
-    /// [`LakeError::Store`].
-    pub(crate) async fn is_current(&self, version: u64) -> Result<bool, LakeError> {
-        if self.store.exists(&self.metadata_name(version + 1)).await? {
-            return Ok(false);
+    /// As [`Self::load`].
+    pub(crate) async fn is_current(&self, known: &Versioned) -> Result<bool, LakeError> {
+        match self {
+            Self::Objects(catalog) => catalog.is_current(known.version).await,
+            Self::Rest(catalog) => catalog.is_current(&known.location).await,
+            Self::Sql(catalog) => catalog.is_current(&known.location).await,
         }
-        // Old metadata is deleted, oldest first: without its own file, a version is outdated however few follow it.
-        self.store.exists(&self.metadata_name(version)).await
     }
 
-    async fn hint(&self) -> Result<Option<u64>, LakeError> {
-        let bytes = self.store.get(&self.hint_name()).await?;
-        Ok(bytes.and_then(|bytes| std::str::from_utf8(&bytes).ok()?.trim().parse().ok()))
-    }
-
-    async fn listed(&self) -> Result<Option<u64>, LakeError> {
-        let found = self.store.list(&format!("{}metadata/", self.directory)).await?;
-        Ok(found.iter().filter_map(|object| self.version_of(&object.name)).max())
-    }
-
-    /// Returns the number of a metadata file; `None`: it is another object.
-    pub(crate) fn version_of(&self, name: &str) -> Option<u64> {
-        let name = name.strip_prefix(&self.directory)?.strip_prefix("metadata/v")?;
-        name.strip_suffix(".metadata.json")?.parse().ok()
-    }
-
-    /// Makes `next` the current metadata, unless there is another successor of its predecessor.
+    /// Replaces the metadata `current`; `None` creates the table.
     ///
     /// # Errors
-    /// [`LakeError::Conflict`] if there is. [`LakeError::Store`]: it is unknown whether the commit has happened, or will
-    /// happen later. Only a later commit rules that out.
-    pub(crate) async fn commit(&self, next: &Versioned) -> Result<(), LakeError> {
-        let json = serde_json::to_vec(&next.metadata).map_err(|error| LakeError::Table {
-            location: self.store.location(&self.directory),
-            why: error.to_string(),
-        })?;
-        let (name, json) = (self.metadata_name(next.version), Bytes::from(json));
-        if !self.store.create(&name, json.clone()).await? {
-            // The answer to an earlier attempt of the same request may have been lost. Each commit has an id of its own.
-            if self.store.get(&name).await?.is_none_or(|found| found != json) {
-                return Err(LakeError::Conflict { table: self.table });
-            }
+    /// [`LakeError::Conflict`] if another commit came first. [`LakeError::Store`] and [`LakeError::Catalog`]: it is unknown
+    /// whether the commit has happened, or will happen later. Only a later commit rules that out.
+    pub(crate) async fn commit(
+        &self,
+        current: Option<&Versioned>,
+        next: NextState,
+    ) -> Result<Versioned, LakeError> {
+        match self {
+            Self::Objects(catalog) => catalog.commit(current, next.metadata).await,
+            Self::Rest(catalog) => catalog.commit(current, next.updates).await,
+            Self::Sql(catalog) => catalog.commit(current, next.metadata).await,
         }
-        // Readers look for later files than the hint names, so nothing depends on it.
-        if let Err(error) = self.store.put(&self.hint_name(), Bytes::from(next.version.to_string())).await {
-            tracing::debug!(%error, "cannot write the version hint of an Iceberg table");
+    }
+
+    /// Whether a commit consists of updates, which the catalog applies unless the table has got another snapshot. Each
+    /// commit must then add a snapshot, because a delayed commit could otherwise take effect after it.
+    pub(crate) fn takes_updates(&self) -> bool {
+        matches!(self, Self::Rest(_))
+    }
+
+    /// Returns the number in the name of a metadata file that this process deletes when it is outdated; `None`: it is another
+    /// object, or the catalog deletes it.
+    pub(crate) fn version_of(&self, name: &str) -> Option<u64> {
+        match self {
+            Self::Objects(catalog) => catalog.version_of(name),
+            Self::Sql(catalog) => catalog.version_of(name),
+            Self::Rest(_) => None,
         }
-        Ok(())
     }
 }

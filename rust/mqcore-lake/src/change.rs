@@ -76,9 +76,9 @@ pub(crate) fn summary(change: &Change, live: &[LiveFile]) -> Summary {
     let gone = live.iter().map(|file| &file.data);
     let removed = rows(&mut gone.filter(|file| change.removed.contains(file.file_path())));
     let operation = match (change.added.is_empty(), change.removed.is_empty(), change.rewrites) {
-        (false, true, _) => Operation::Append,
+        (_, true, _) => Operation::Append,
         (_, _, true) => Operation::Replace,
-        (true, _, false) => Operation::Delete,
+        (true, false, false) => Operation::Delete,
         (false, false, false) => Operation::Overwrite,
     };
     let counts = [

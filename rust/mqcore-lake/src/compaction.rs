@@ -10,6 +10,7 @@ use arrow_array::{Array, RecordBatch, StringArray};
 use bytes::Bytes;
 use mqcore_archive::archive::ArchiveError;
 use mqcore_archive::conforming::conform;
+use mqcore_archive::partition::Partition;
 use mqcore_archive::tables::Table;
 use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
 
@@ -93,23 +94,44 @@ impl Lake {
                 groups.entry((partition, shard)).or_default().push(file);
             }
         }
+        let today = Partition::of("".into(), now_ms).day;
         for ((partition, shard), mut files) in groups {
             let added = self.appended.get(&(index, shard, partition)).copied().unwrap_or(0);
             let quiet = now_ms.saturating_sub(added) >= self.options.compact_after_ms;
-            if files.len() < if quiet { 2 } else { FILES } {
+            files.sort_unstable_by_key(|file| (file.notes().start, file.notes().end));
+            let run = match partition.day < today {
+                true => &files[..],
+                false => worth_merging(&files),
+            };
+            if run.len() < if quiet { 2 } else { FILES } {
                 continue;
             }
-            files.sort_unstable_by_key(|file| (file.notes().start, file.notes().end));
             let mut bytes = 0;
-            let count = files.iter().take_while(|file| {
+            let count = run.iter().take_while(|file| {
                 bytes += file.data.file_size_in_bytes();
                 bytes <= self.options.target_bytes
             });
             let count = count.count();
-            return Some((partition, files[..count.max(2)].iter().map(|&file| file.clone()).collect()));
+            return Some((partition, run[..count.max(2)].iter().map(|&file| file.clone()).collect()));
         }
         None
     }
+}
+
+/// Returns the newest files, up to the first one that is more than twice as large as all later ones together.
+///
+/// A merge of every new file with all rows of the day would write these rows hundreds of times. Each merge of this choice
+/// puts a row into a file that is at least half as large again, so that it is written a few times only. When the day is
+/// over, its last files are merged once.
+fn worth_merging<'a, 'b>(files: &'a [&'b LiveFile]) -> &'a [&'b LiveFile] {
+    let mut bytes = 0;
+    let newest = files.iter().rev().take_while(|file| {
+        let size = file.data.file_size_in_bytes();
+        let fits = bytes == 0 || size <= 2 * bytes;
+        bytes += size;
+        fits
+    });
+    &files[files.len() - newest.count()..]
 }
 
 /// Merges sorted files into files of about `target_bytes`.

@@ -2,6 +2,7 @@
 
 use mqcore_archive::archive::ArchiveError;
 use mqcore_archive::export::ExportError;
+use mqcore_archive::reading::ReadError;
 
 /// Why the archive on object storage cannot be opened, written or read.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +25,16 @@ pub enum LakeError {
         path: String,
         /// Error of the store.
         source: object_store::Error,
+    },
+    /// The catalog refused a request, or does not answer.
+    #[error("{doing} at the catalog {url}: {why}")]
+    Catalog {
+        /// Operation.
+        doing: &'static str,
+        /// URL of the request.
+        url: String,
+        /// Reason.
+        why: String,
     },
     /// The store overwrites an object although the request forbids it. Two brokers could then destroy each other's commits.
     #[error(
@@ -93,6 +104,9 @@ pub enum LakeError {
     /// A Parquet file cannot be written or read.
     #[error(transparent)]
     Export(#[from] ExportError),
+    /// The archive in the data directory, after which this one continues, cannot be read.
+    #[error(transparent)]
+    Earlier(#[from] ReadError),
     /// The journal cannot be read, or the caller asked to stop.
     #[error(transparent)]
     Archive(#[from] ArchiveError),

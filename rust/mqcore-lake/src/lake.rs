@@ -17,15 +17,17 @@ use iceberg::spec::DataFile;
 use mqcore_archive::archive::{ArchiveError, Retention, RunSummary, Size};
 use mqcore_archive::manifest::{ArchivedRange, Removed};
 use mqcore_archive::partition::Partition;
-use mqcore_archive::round::RoundNotes;
+use mqcore_archive::round::{QueueNames, RoundNotes};
 use mqcore_archive::tables::{Rows, Table};
 use mqcore_journal::notes::NoteInventory;
 use mqcore_journal::storage::Storage;
+use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
 use crate::change::Change;
 use crate::error::LakeError;
 use crate::files::{FileWriter, LiveFile};
+use crate::location::LakeLocation;
 use crate::schema::TablePartition;
 use crate::store::Store;
 use crate::table::IcebergTable;
@@ -83,17 +85,16 @@ impl LakeOptions {
     }
 
     /// Returns history of this broker's journals that it cannot have archived: the shard, and the end of its notes.
-    fn unknown(&self, table: &IcebergTable) -> Option<(u32, u64)> {
+    fn unknown(&self, archived: &Shards) -> Option<(u32, u64)> {
         let journals: Vec<_> = self.journals.iter().map(|&journal| hex(journal)).collect();
-        let own = |(_, reach): &(u32, ArchivedRange)| reach.notes > 0 && journals.contains(&reach.journal);
-        let found = shards(table).into_iter().find(own).filter(|_| self.is_new);
-        found.map(|(shard, reach)| (shard, reach.notes))
+        let own = |(_, reach): &(&u32, &ArchivedRange)| reach.notes > 0 && journals.contains(&reach.journal);
+        let found = archived.iter().find(own).filter(|_| self.is_new);
+        found.map(|(&shard, reach)| (shard, reach.notes))
     }
 
     /// Whether one of this broker's journals created the table or is in it. A journal that the operator gave up as lost has
     /// got another identity since.
-    fn owns(&self, owner: &str, table: &IcebergTable) -> bool {
-        let archived = shards(table);
+    fn owns(&self, owner: &str, archived: &Shards) -> bool {
         self.journals
             .iter()
             .map(|&journal| hex(journal))
@@ -119,17 +120,20 @@ pub struct ShardInput<'a, J> {
 pub struct Lake {
     pub(crate) tables: [IcebergTable; 2],
     pub(crate) options: LakeOptions,
-    store: Store,
+    location: LakeLocation,
     epoch: u64,
     /// Time of the last round that added files, by table, shard and partition. Missing after an opening.
     pub(crate) appended: HashMap<(usize, u32, TablePartition), u64>,
 }
 
+/// How far a table extends, by shard.
+pub(crate) type Shards = BTreeMap<u32, ArchivedRange>;
 /// Rows of one table, queue and day.
 type Collected = HashMap<(usize, Partition), Rows>;
 
 impl Lake {
-    /// Opens the tables, or creates them, and takes them over from every earlier writer of the same owner.
+    /// Opens the tables, or creates them, and takes them over from every earlier writer of the same owner. `location` is a
+    /// [`LakeLocation`], or a [`Store`] that is its own catalog.
     ///
     /// `epoch` is that of this process's last opening, if there was one.
     ///
@@ -137,27 +141,30 @@ impl Lake {
     /// [`LakeError::Fenced`] if another process has opened the tables after this one, [`LakeError::Owner`],
     /// [`LakeError::Unconditional`], [`LakeError::Conflict`] if others do the same at this moment, and others.
     pub async fn open(
-        store: Store,
+        location: impl Into<LakeLocation>,
         options: LakeOptions,
         epoch: Option<u64>,
         now_ms: u64,
     ) -> Result<Self, LakeError> {
-        if epoch.is_none() {
+        let location = location.into();
+        let store = location.store();
+        if epoch.is_none() && location.needs_conditional_writes() {
             store.probe("").await?;
         }
         let [messages, steps] = TABLES;
         let tables = [
-            open_or_create(&store, messages, &options).await?,
-            open_or_create(&store, steps, &options).await?,
+            open_or_create(&location, messages, &options).await?,
+            open_or_create(&location, steps, &options).await?,
         ];
         let (mut newest, mut replaced) = (0, None);
         for table in &tables {
             let owner = table.property(OWNER).unwrap_or_default();
-            if !options.owns(owner, table) {
+            let archived = shards(table)?;
+            if !options.owns(owner, &archived) {
                 let (url, owner) = (store.url().to_owned(), owner.to_owned());
                 return Err(LakeError::Owner { url, owner, this: options.identity() });
             }
-            if let Some((shard, archived)) = options.unknown(table) {
+            if let Some((shard, archived)) = options.unknown(&archived) {
                 return Err(LakeError::Ahead { url: store.url().to_owned(), shard, archived });
             }
             let opened = table.property(EPOCH).and_then(|epoch| epoch.parse().ok()).unwrap_or(0);
@@ -171,7 +178,7 @@ impl Lake {
             return Err(LakeError::Fenced { url: store.url().to_owned(), epoch, this });
         }
         let epoch = newest + 1;
-        let mut lake = Self { tables, options, store, epoch, appended: HashMap::new() };
+        let mut lake = Self { tables, options, location, epoch, appended: HashMap::new() };
         for table in &mut lake.tables {
             table.set_epoch(epoch);
             let writer = lake.options.writer.clone();
@@ -197,13 +204,20 @@ impl Lake {
 
     /// The object store.
     pub fn store(&self) -> &Store {
-        &self.store
+        self.location.store()
     }
 
     /// Returns the number below which all notes of this journal are in both tables.
-    pub fn archived(&self, shard: u32, journal: u64) -> u64 {
-        let reaches = self.tables.iter().map(|table| reach(table, shard, journal).notes);
-        reaches.min().unwrap_or(0)
+    ///
+    /// # Errors
+    /// [`LakeError::Table`] if another program has changed the tables' properties.
+    pub fn archived(&self, shard: u32, journal: u64) -> Result<u64, LakeError> {
+        let [messages, steps] = self.shards()?;
+        Ok(reach(&messages, shard, journal).min(reach(&steps, shard, journal)))
+    }
+
+    fn shards(&self) -> Result<[Shards; 2], LakeError> {
+        Ok([shards(&self.tables[0])?, shards(&self.tables[1])?])
     }
 
     /// Returns the size of both tables.
@@ -230,20 +244,22 @@ impl Lake {
         let go_on = || if stop() { Err(ArchiveError::Interrupted) } else { Ok(()) };
         let mut summaries = Vec::new();
         let mut added: [Vec<DataFile>; 2] = Default::default();
-        let mut extents = [shards(&self.tables[0]), shards(&self.tables[1])];
+        let archived = self.shards()?;
+        let mut extents = archived.clone();
         for input in inputs {
             let (shard, journal) = (input.shard, input.inventory.journal);
-            let froms = [0, 1].map(|index| reach(&self.tables[index], shard, journal).notes.max(input.start));
+            let froms = [0, 1].map(|index| reach(&archived[index], shard, journal).max(input.start));
             let from = froms[0].min(froms[1]);
-            let archived = froms[0].max(froms[1]);
-            if archived > input.inventory.next {
-                return Err(LakeError::Ahead { url: self.store.url().to_owned(), shard, archived });
+            let furthest = froms[0].max(froms[1]);
+            if furthest > input.inventory.next {
+                let url = self.store().url().to_owned();
+                return Err(LakeError::Ahead { url, shard, archived: furthest });
             }
             let mut summary = RunSummary { archived: from, ..RunSummary::default() };
             if let Some(notes) = RoundNotes::read(shard, input.journal, input.inventory, from, &go_on)? {
-                let mut rows = Collected::new();
+                let (mut rows, mut names) = (Collected::new(), QueueNames::default());
                 let taken = notes.each_step(shard, from, &go_on, &mut |place, step| {
-                    let partition = Partition::of(step.queue.into(), step.time.0);
+                    let partition = Partition::of(names.shared(step.queue), step.time.0);
                     let wanted = [step.content.is_some(), true];
                     for index in (0..2).filter(|&index| wanted[index] && froms[index] <= place.note) {
                         let rows = rows
@@ -278,11 +294,12 @@ impl Lake {
             summaries.push(summary);
         }
         go_on()?;
-        for ((table, added), next) in self.tables.iter_mut().zip(added).zip(extents) {
-            if added.is_empty() && next == shards(table) {
+        for (index, table) in self.tables.iter_mut().enumerate() {
+            let (added, next) = (std::mem::take(&mut added[index]), &extents[index]);
+            if added.is_empty() && *next == archived[index] {
                 continue;
             }
-            let properties = vec![(SHARDS.to_owned(), json(&next))];
+            let properties = vec![(SHARDS.to_owned(), json(next))];
             table.commit(Change { added, properties, ..Change::default() }, now_ms).await?;
         }
         Ok(summaries)
@@ -338,7 +355,7 @@ impl Lake {
         }
         let mut total = Size::default();
         for (table, gone) in self.tables.iter_mut().zip(gone).filter(|(_, gone)| !gone.is_empty()) {
-            let (mut shards, mut removed) = (shards(table), removed(table));
+            let (mut shards, mut removed) = (shards(table)?, removed(table)?);
             let mut paths = HashSet::new();
             for file in gone {
                 for (_, reach) in
@@ -375,37 +392,46 @@ impl Lake {
 }
 
 async fn open_or_create(
-    store: &Store,
+    location: &LakeLocation,
     table: Table,
     options: &LakeOptions,
 ) -> Result<IcebergTable, LakeError> {
-    match IcebergTable::open(store, table).await? {
+    match IcebergTable::open(location, table).await? {
         Some(table) => Ok(table),
         None => {
             let properties = HashMap::from([(OWNER.to_owned(), options.identity())]);
-            IcebergTable::create(store, table, options.buckets, properties).await
+            IcebergTable::create(location, table, options.buckets, properties).await
         }
     }
 }
 
-/// Returns how far a table extends, by shard.
-pub(crate) fn shards(table: &IcebergTable) -> BTreeMap<u32, ArchivedRange> {
-    let text = table.property(SHARDS);
-    text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+/// Returns how far a table extends.
+///
+/// # Errors
+/// [`LakeError::Table`]: without this property, history would be archived a second time.
+pub(crate) fn shards(table: &IcebergTable) -> Result<Shards, LakeError> {
+    decoded(table, SHARDS)
 }
 
-fn removed(table: &IcebergTable) -> Removed {
-    let text = table.property(REMOVED);
-    text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+fn removed(table: &IcebergTable) -> Result<Removed, LakeError> {
+    decoded(table, REMOVED)
 }
 
-/// Returns how far a table extends in this journal.
-fn reach(table: &IcebergTable, shard: u32, journal: u64) -> ArchivedRange {
-    let reach = shards(table).remove(&shard);
-    reach.filter(|reach| reach.journal == hex(journal)).unwrap_or_default()
+/// Returns the value of a property; the default if the table has never had it.
+fn decoded<T: DeserializeOwned + Default>(table: &IcebergTable, property: &str) -> Result<T, LakeError> {
+    let Some(text) = table.property(property) else { return Ok(T::default()) };
+    serde_json::from_str(text).map_err(|error| LakeError::Table {
+        location: table.location().to_owned(),
+        why: format!("its property {property} is invalid: {error}"),
+    })
 }
 
-fn extend(shards: &mut BTreeMap<u32, ArchivedRange>, shard: u32, journal: u64, below: u64, missing: u64) {
+/// Returns the number below which all notes of this journal are in a table.
+fn reach(shards: &Shards, shard: u32, journal: u64) -> u64 {
+    shards.get(&shard).filter(|reach| reach.journal == hex(journal)).map_or(0, |reach| reach.notes)
+}
+
+fn extend(shards: &mut Shards, shard: u32, journal: u64, below: u64, missing: u64) {
     let reach = shards.entry(shard).or_default();
     if reach.journal != hex(journal) {
         *reach = ArchivedRange { journal: hex(journal), ..ArchivedRange::default() };

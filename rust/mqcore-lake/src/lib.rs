@@ -12,7 +12,8 @@
 //! | `compaction` | small files merged into large ones |
 //! | `table` | one Iceberg table: its current snapshot, and commits |
 //! | `change` | the content of a commit |
-//! | `catalog` | which metadata file of a table is the current one |
+//! | [`location`] | object store and catalog of an archive |
+//! | `catalog` | which metadata of a table is the current one: in the object store, or at a REST catalog |
 //! | `files` | Parquet files, and what Iceberg stores about them |
 //! | `metadata` | manifests and manifest lists, in memory |
 //! | `schema` | columns, partitions and sort order in Iceberg's terms |
@@ -26,6 +27,7 @@ mod compaction;
 pub mod error;
 mod files;
 pub mod lake;
+pub mod location;
 mod metadata;
 pub mod reading;
 mod schema;

@@ -17,6 +17,7 @@ use tokio::runtime::{Builder, Runtime};
 use crate::error::LakeError;
 use crate::files::LiveFile;
 use crate::lake::{TABLES, shards};
+use crate::location::LakeLocation;
 use crate::store::Store;
 use crate::table::IcebergTable;
 
@@ -33,49 +34,52 @@ fn runtime() -> io::Result<&'static Runtime> {
 /// The tables of an archive, read from outside of asynchronous code.
 #[derive(Debug)]
 pub struct LakeArchive {
-    store: Store,
+    location: LakeLocation,
     runtime: &'static Runtime,
     /// The tables when they were last read, which only a later commit changes.
     tables: Mutex<Option<[IcebergTable; 2]>>,
 }
 
 impl LakeArchive {
-    /// Reads the archive of a store.
+    /// Reads the archive at a [`LakeLocation`], or in a [`Store`] that is its own catalog.
     ///
     /// # Errors
     /// [`ReadError::Remote`] if the thread for its requests cannot be started.
-    pub fn new(store: Store) -> Result<Self, ReadError> {
-        let failed =
-            |error: io::Error| ReadError::Remote { url: store.url().to_owned(), why: error.to_string() };
-        let runtime = runtime().map_err(failed)?;
-        Ok(Self { store, runtime, tables: Mutex::default() })
+    pub fn new(location: impl Into<LakeLocation>) -> Result<Self, ReadError> {
+        let location = location.into();
+        let url = || location.store().url().to_owned();
+        let runtime = runtime().map_err(|error| ReadError::Remote { url: url(), why: error.to_string() })?;
+        Ok(Self { location, runtime, tables: Mutex::default() })
     }
 
     fn failed(&self, error: &LakeError) -> ReadError {
-        ReadError::Remote { url: self.store.url().to_owned(), why: error.to_string() }
+        ReadError::Remote { url: self.location.store().url().to_owned(), why: error.to_string() }
     }
 }
 
 impl ArchiveSource for LakeArchive {
     fn manifest(&self) -> Result<Option<Manifest>, ReadError> {
         let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
-        let read = self.runtime.block_on(refreshed(&self.store, tables.take()));
+        let read = self.runtime.block_on(refreshed(&self.location, tables.take()));
         *tables = read.map_err(|error| self.failed(&error))?;
-        Ok(tables.as_ref().map(|[messages, steps]| combined(listed(steps), listed(messages))))
+        let Some([messages, steps]) = tables.as_ref() else { return Ok(None) };
+        let listed = |table| listed(table).map_err(|error| self.failed(&error));
+        Ok(Some(combined(listed(steps)?, listed(messages)?)))
     }
 
     fn open(&self, file: &FileEntry) -> Result<Option<ArchiveFile>, ReadError> {
-        let name = self.store.name(&file.path).unwrap_or(&file.path);
+        let store = self.location.store();
+        let name = store.name(&file.path).unwrap_or(&file.path);
         let opened = self.runtime.block_on(async {
-            let path = self.store.path(name)?;
-            match self.store.objects().head(&path).await {
+            let path = store.path(name)?;
+            match store.objects().head(&path).await {
                 Ok(meta) => Ok(Some((path, meta.size))),
                 Err(object_store::Error::NotFound { .. }) => Ok(None),
                 Err(error) => Err(LakeError::store("reading", name)(error)),
             }
         });
         let Some((path, length)) = opened.map_err(|error| self.failed(&error))? else { return Ok(None) };
-        let (store, runtime) = (self.store.clone(), self.runtime);
+        let (store, runtime) = (store.clone(), self.runtime);
         Ok(Some(ArchiveFile::Remote(Arc::new(ObjectFile { store, path, length, runtime }))))
     }
 
@@ -109,7 +113,7 @@ impl RemoteFile for ObjectFile {
 
 /// Returns the newest state of both tables; `None`: there is no table yet.
 async fn refreshed(
-    store: &Store,
+    location: &LakeLocation,
     known: Option<[IcebergTable; 2]>,
 ) -> Result<Option<[IcebergTable; 2]>, LakeError> {
     let mut known = known.map_or([None, None], |tables| tables.map(Some));
@@ -120,7 +124,7 @@ async fn refreshed(
             None => false,
         };
         if !is_current {
-            *known = IcebergTable::open(store, *table).await?;
+            *known = IcebergTable::open(location, *table).await?;
         }
     }
     let [messages, steps] = known;
@@ -141,9 +145,9 @@ fn combined(mut steps: Manifest, messages: Manifest) -> Manifest {
     steps
 }
 
-fn listed(table: &IcebergTable) -> Manifest {
+fn listed(table: &IcebergTable) -> Result<Manifest, LakeError> {
     let files = table.files().iter().flat_map(|file| entries(table.table(), file)).collect();
-    Manifest { shards: shards(table), files, ..Manifest::empty() }
+    Ok(Manifest { shards: shards(table)?, files, ..Manifest::empty() })
 }
 
 /// Returns an entry for each shard of a file. Files that other programs have rewritten may contain several.

@@ -238,8 +238,19 @@ fn spelled(url: &str) -> (&str, &str) {
     }
 }
 
+/// Returns a URL without user name and password, and any other text as it is.
+pub fn without_credentials(text: &str) -> String {
+    let Ok(mut url) = Url::parse(text) else { return text.to_owned() };
+    if url.username().is_empty() && url.password().is_none() {
+        return text.to_owned();
+    }
+    // URLs that have credentials can lose them.
+    let _ = url.set_username("").and_then(|()| url.set_password(None));
+    url.into()
+}
+
 /// TLS of the requests, which the HTTP client takes from the process. Programs may have chosen another implementation.
-fn install_tls() {
+pub(crate) fn install_tls() {
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 

@@ -1,6 +1,6 @@
 //! One Iceberg table: its current snapshot in memory, and commits.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -13,10 +13,11 @@ use mqcore_archive::tables::Table;
 use parquet::schema::types::SchemaDescriptor;
 use uuid::Uuid;
 
-use crate::catalog::{Catalog, Versioned};
+use crate::catalog::{Catalog, NextState, Versioned};
 use crate::change::{Change, METADATA_KEPT, summary, with_settings};
 use crate::error::LakeError;
 use crate::files::{LiveFile, WrittenFile};
+use crate::location::LakeLocation;
 use crate::metadata::{ManifestLine, decode_list, decode_manifest, encode_list, encode_manifest};
 use crate::schema::{
     Buckets, TablePartition, iceberg_schema, missing_columns, parquet_schema, partition_spec, sort_order,
@@ -29,6 +30,10 @@ const PARALLEL: usize = 16;
 const MANIFESTS_MAX: usize = 100;
 /// Size in bytes of a manifest that no commit merges any more.
 const MANIFEST_BYTES: i64 = 4 * 1024 * 1024;
+/// Age in milliseconds up to which all snapshots remain.
+const RECENT_MS: i64 = 3_600_000;
+/// Interval in milliseconds of which one older snapshot remains.
+const THINNED_MS: i64 = 300_000;
 /// Beginning of the names of all objects that mqcore creates besides metadata files.
 const OURS: &str = "mqcore-";
 
@@ -57,10 +62,10 @@ pub(crate) struct IcebergTable {
 
 impl IcebergTable {
     /// Opens a table; `None`: it does not exist.
-    pub(crate) async fn open(store: &Store, table: Table) -> Result<Option<Self>, LakeError> {
-        let catalog = Catalog::new(store.clone(), table.as_str());
+    pub(crate) async fn open(location: &LakeLocation, table: Table) -> Result<Option<Self>, LakeError> {
+        let (store, catalog) = (location.store(), location.catalog(table.as_str()));
         let Some(current) = catalog.load().await? else { return Ok(None) };
-        let manifests = read_snapshot(store, &current.metadata, None).await?;
+        let manifests = read_snapshot(store, &current.metadata).await?;
         let opened = Self::with(store.clone(), catalog, table, current, manifests);
         opened.map(Some)
     }
@@ -70,12 +75,12 @@ impl IcebergTable {
     /// # Errors
     /// [`LakeError::Conflict`] if it exists.
     pub(crate) async fn create(
-        store: &Store,
+        location: &LakeLocation,
         table: Table,
         buckets: u32,
         properties: HashMap<String, String>,
     ) -> Result<Self, LakeError> {
-        let catalog = Catalog::new(store.clone(), table.as_str());
+        let (store, catalog) = (location.store(), location.catalog(table.as_str()));
         let schema = iceberg_schema(table)?;
         let (spec, order) = (partition_spec(&schema, buckets)?, sort_order(&schema)?);
         let mut settings = HashMap::from([
@@ -87,8 +92,9 @@ impl IcebergTable {
         settings.extend(properties);
         let location = store.location(table.as_str());
         let built = TableMetadataBuilder::new(schema, spec, order, location, FormatVersion::V2, settings)?;
-        let current = Versioned { version: 1, metadata: built.build()?.metadata };
-        catalog.commit(&current).await?;
+        let built = built.build()?;
+        let next = NextState { metadata: built.metadata, updates: built.changes };
+        let current = catalog.commit(None, next).await?;
         Self::with(store.clone(), catalog, table, current, Vec::new())
     }
 
@@ -133,7 +139,7 @@ impl IcebergTable {
 
     /// Whether no one has committed since.
     pub(crate) async fn is_current(&self) -> Result<bool, LakeError> {
-        self.catalog.is_current(self.current.version).await
+        self.catalog.is_current(&self.current).await
     }
 
     pub(crate) fn parquet(&self) -> &SchemaDescriptor {
@@ -200,11 +206,7 @@ impl IcebergTable {
     }
 
     fn builder(&self) -> TableMetadataBuilder {
-        self.current.metadata.clone().into_builder(Some(self.metadata_location()))
-    }
-
-    fn metadata_location(&self) -> String {
-        self.store.location(&self.catalog.metadata_name(self.current.version))
+        self.current.metadata.clone().into_builder(Some(self.current.location.clone()))
     }
 
     /// Commits a change. After an error, open the table again.
@@ -212,10 +214,11 @@ impl IcebergTable {
     /// # Errors
     /// [`LakeError::Conflict`] if another commit came first, and [`LakeError::Store`].
     pub(crate) async fn commit(&mut self, change: Change, now_ms: u64) -> Result<(), LakeError> {
-        if change.added.is_empty() && change.removed.is_empty() {
+        if change.added.is_empty() && change.removed.is_empty() && !self.catalog.takes_updates() {
             return self.commit_settings(change, now_ms).await;
         }
-        let builder = self.builder().set_properties(change.properties.iter().cloned().collect())?;
+        let properties = change.properties.iter().cloned().collect();
+        let builder = self.builder().set_properties(properties)?.remove_snapshots(&change.expired);
         let metadata = &self.current.metadata;
         let id = new_snapshot_id(metadata);
         let sequence = metadata.next_sequence_number();
@@ -251,11 +254,12 @@ impl IcebergTable {
 
     /// Commits a change without data files.
     async fn commit_settings(&mut self, change: Change, now_ms: u64) -> Result<(), LakeError> {
-        let (next, outdated) =
-            with_settings(&self.current.metadata, self.metadata_location(), change, now_ms)?;
+        let current = &self.current;
+        let (metadata, outdated) =
+            with_settings(&current.metadata, current.location.clone(), change, now_ms)?;
         let outdated: Vec<_> =
             outdated.iter().filter_map(|location| self.store.name(location).map(str::to_owned)).collect();
-        self.install(next, None, &outdated).await
+        self.install(NextState { metadata, updates: Vec::new() }, None, &outdated).await
     }
 
     /// Entries of new manifests inherit their sequence numbers from the list, so they are read again.
@@ -315,19 +319,18 @@ impl IcebergTable {
             .expired_metadata_logs
             .iter()
             .filter_map(|log| self.store.name(&log.metadata_file).map(str::to_owned))
+            .filter(|name| self.catalog.version_of(name).is_some())
             .collect();
-        self.install(built.metadata, manifests, &old).await
+        self.install(NextState { metadata: built.metadata, updates: built.changes }, manifests, &old).await
     }
 
     async fn install(
         &mut self,
-        metadata: TableMetadata,
+        next: NextState,
         manifests: Option<Vec<KnownManifest>>,
         outdated: &[String],
     ) -> Result<(), LakeError> {
-        let next = Versioned { version: self.current.version + 1, metadata };
-        self.catalog.commit(&next).await?;
-        self.current = next;
+        self.current = self.catalog.commit(Some(&self.current), next).await?;
         if let Some(manifests) = manifests {
             self.manifests = manifests;
         }
@@ -342,15 +345,21 @@ impl IcebergTable {
         }
     }
 
-    /// Removes snapshots that are older than `before_ms`, except the current one, and the files that only they use.
+    /// Removes snapshots that are older than `before_ms` and those that can be [thinned out](thinned), except the current one,
+    /// and the files that only they use.
     pub(crate) async fn expire(&mut self, before_ms: u64, now_ms: u64) -> Result<u64, LakeError> {
         let metadata = &self.current.metadata;
         let current = metadata.current_snapshot_id();
         let before = i64::try_from(before_ms).unwrap_or(i64::MAX);
-        let expired: Vec<i64> = metadata
+        let times: BTreeMap<(i64, i64), i64> = metadata
             .snapshots()
-            .filter(|snapshot| snapshot.timestamp_ms() < before && Some(snapshot.snapshot_id()) != current)
-            .map(|snapshot| snapshot.snapshot_id())
+            .map(|snapshot| ((snapshot.timestamp_ms(), snapshot.sequence_number()), snapshot.snapshot_id()))
+            .collect();
+        let thinned = thinned(&times, i64::try_from(now_ms).unwrap_or(i64::MAX));
+        let expired: Vec<i64> = times
+            .into_iter()
+            .filter(|((time, _), id)| (*time < before || thinned.contains(id)) && Some(*id) != current)
+            .map(|(_, id)| id)
             .collect();
         if expired.is_empty() {
             return Ok(0);
@@ -442,17 +451,9 @@ impl IcebergTable {
     }
 }
 
-/// Reads the manifests of a snapshot; `None`: the current one.
-async fn read_snapshot(
-    store: &Store,
-    metadata: &TableMetadata,
-    snapshot: Option<i64>,
-) -> Result<Vec<KnownManifest>, LakeError> {
-    let snapshot = match snapshot {
-        Some(id) => metadata.snapshot_by_id(id),
-        None => metadata.current_snapshot(),
-    };
-    let Some(snapshot) = snapshot else { return Ok(Vec::new()) };
+/// Reads the manifests of the current snapshot.
+async fn read_snapshot(store: &Store, metadata: &TableMetadata) -> Result<Vec<KnownManifest>, LakeError> {
+    let Some(snapshot) = metadata.current_snapshot() else { return Ok(Vec::new()) };
     let name = store.name(snapshot.manifest_list()).ok_or_else(|| LakeError::Table {
         location: metadata.location().to_owned(),
         why: format!("its snapshot is at {}, outside of {}", snapshot.manifest_list(), store.url()),
@@ -498,6 +499,19 @@ fn foreign_partitions(metadata: &TableMetadata) -> LakeError {
     }
 }
 
+/// Returns snapshots, by time, of which a later one of the same interval remains. Recent ones are not thinned out, because
+/// readers may be using them.
+///
+/// Each commit writes the list of all snapshots. With a commit every second, it would otherwise be 40 MB long.
+fn thinned(times: &BTreeMap<(i64, i64), i64>, now_ms: i64) -> HashSet<i64> {
+    let interval = |time: i64| time / THINNED_MS;
+    let pairs = times.iter().zip(times.keys().skip(1));
+    let thinned = pairs.filter(|(((time, _), _), (next, _))| {
+        *next < now_ms - RECENT_MS && interval(*time) == interval(*next)
+    });
+    thinned.map(|((_, id), _)| *id).collect()
+}
+
 /// Returns a random positive id that the table does not use.
 fn new_snapshot_id(metadata: &TableMetadata) -> i64 {
     loop {
@@ -505,5 +519,20 @@ fn new_snapshot_id(metadata: &TableMetadata) -> i64 {
         if metadata.snapshot_by_id(id).is_none() {
             return id;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_snapshot_of_each_interval_remains_except_recent_ones() {
+        let times = (0..2 * 3600).map(|second| ((second * 1000, second), second)).collect();
+        let thinned = thinned(&times, 2 * RECENT_MS);
+        let kept: Vec<i64> = (0..3600).filter(|id| !thinned.contains(id)).collect();
+        let last_of_each: Vec<i64> = (1..=12).map(|interval| interval * 300 - 1).collect();
+        assert_eq!(kept, last_of_each);
+        assert!((3600..7200).all(|id| !thinned.contains(&id)));
     }
 }

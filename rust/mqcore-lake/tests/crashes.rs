@@ -151,7 +151,7 @@ impl Run {
     fn check(&mut self) {
         self.objects.heal();
         self.restart();
-        let opened = self.with(async |lake, _, _| Ok(lake.archived(0, JOURNAL)));
+        let opened = self.with(async |lake, _, _| lake.archived(0, JOURNAL));
         let archived = opened.expect("the store works");
         self.runtime.block_on(self.objects.deliver());
         assert!(archived >= self.archived, "what was archived stays archived");

@@ -2,6 +2,7 @@
 
 mod crashes;
 mod fencing;
+mod month;
 mod reader;
 mod source;
 mod stores;

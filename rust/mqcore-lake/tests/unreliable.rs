@@ -26,8 +26,18 @@ pub(crate) enum Failure {
     Delayed,
 }
 
+/// Requests that a store has served.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Served {
+    pub(crate) puts: u64,
+    pub(crate) put_bytes: u64,
+    pub(crate) gets: u64,
+    pub(crate) got_bytes: u64,
+}
+
 #[derive(Debug, Default)]
 struct State {
+    served: Served,
     /// The number of changing requests until the failure, and its kind.
     failure: Option<(u64, Failure)>,
     /// All later requests fail too.
@@ -70,6 +80,11 @@ impl Unreliable {
             effective += usize::from(self.objects.put_opts(&path, payload, options).await.is_ok());
         }
         effective
+    }
+
+    /// Requests so far.
+    pub(crate) fn served(&self) -> Served {
+        self.state.lock().unwrap().served
     }
 
     /// Names of all objects.
@@ -118,6 +133,11 @@ impl ObjectStore for Unreliable {
         if self.ignores_conditions {
             options.mode = PutMode::Overwrite;
         }
+        {
+            let served = &mut self.state.lock().unwrap().served;
+            served.puts += 1;
+            served.put_bytes += payload.content_length() as u64;
+        }
         match self.change()? {
             None => self.objects.put_opts(path, payload, options).await,
             Some(Failure::Refused) => Err(unreachable()),
@@ -142,7 +162,11 @@ impl ObjectStore for Unreliable {
 
     async fn get_opts(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
         self.read()?;
-        self.objects.get_opts(path, options).await
+        let result = self.objects.get_opts(path, options).await?;
+        let served = &mut self.state.lock().unwrap().served;
+        served.gets += 1;
+        served.got_bytes += result.range.end - result.range.start;
+        Ok(result)
     }
 
     fn delete_stream(&self, paths: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {

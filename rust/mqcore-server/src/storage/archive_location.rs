@@ -13,8 +13,9 @@ use mqcore_archive::manifest::{FileEntry, Manifest};
 use mqcore_archive::reading::ReadError;
 use mqcore_archive::reading::source::{ArchiveFile, ArchiveSource, DirectoryArchive};
 use mqcore_journal::storage::private::private_options;
+use mqcore_lake::location::LakeLocation;
 use mqcore_lake::reading::LakeArchive;
-use mqcore_lake::store::Store;
+use mqcore_lake::store::without_credentials;
 use serde::{Deserialize, Serialize};
 
 use crate::config::history::ObjectArchiveConfig;
@@ -50,7 +51,7 @@ fn write(path: &Path, config: &ObjectArchiveConfig) -> io::Result<()> {
     let options = config.options.iter().filter(|(name, _)| open(name));
     let location = Location {
         url: config.url.clone(),
-        options: options.map(|(name, value)| (name.clone(), value.clone())).collect(),
+        options: options.map(|(name, value)| (name.clone(), without_credentials(value))).collect(),
     };
     let json = serde_json::to_vec_pretty(&location)?;
     let temporary = path.with_extension("new");
@@ -81,9 +82,9 @@ impl CombinedArchive {
             Err(error) => return Err(failed(error)),
         };
         let location: Location = serde_json::from_slice(&json).map_err(|error| failed(error.into()))?;
-        let store =
-            Store::open(&location.url, &location.options).map_err(io::Error::other).map_err(failed)?;
-        let objects = LakeArchive::new(store).map_err(io::Error::other).map_err(failed)?;
+        let location =
+            LakeLocation::open(&location.url, &location.options).map_err(io::Error::other).map_err(failed)?;
+        let objects = LakeArchive::new(location).map_err(io::Error::other).map_err(failed)?;
         Ok(Self { files, objects: Some(objects) })
     }
 

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use arrow_array::ffi_stream::FFI_ArrowArrayStream;
 use mqcore_archive::reading::source::ArchiveSource;
 use mqcore_archive::reading::{ReadError, ShardHistory};
+use mqcore_lake::location::LakeLocation;
 use mqcore_lake::reading::LakeArchive;
-use mqcore_lake::store::Store;
 
 pub use mqcore_archive::reading::columns::{Column, Group, View};
 pub use mqcore_archive::reading::request::HistoryRequest;
@@ -32,8 +32,8 @@ pub fn archived_objects(
     options: &BTreeMap<String, String>,
 ) -> Result<Option<String>, HistoryError> {
     let failed = |why: String| ReadError::Remote { url: url.to_owned(), why };
-    let store = Store::open(url, options).map_err(|error| failed(error.to_string()))?;
-    let manifest = LakeArchive::new(store)?.manifest()?;
+    let location = LakeLocation::open(url, options).map_err(|error| failed(error.to_string()))?;
+    let manifest = LakeArchive::new(location)?.manifest()?;
     let json = manifest.as_ref().map(serde_json::to_string).transpose();
     json.map_err(|error| failed(error.to_string()))
 }

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mqcore_archive::archive::{ArchiveError, Retention, RunSummary, Size};
+use mqcore_archive::manifest::ArchivedRange;
 use mqcore_archive::reading::source::newest_manifest;
 use mqcore_lake::error::LakeError;
 use mqcore_lake::lake::{Lake, LakeOptions, ShardInput};
-use mqcore_lake::store::Store;
+use mqcore_lake::location::LakeLocation;
 use tokio::runtime::Handle;
 
 use crate::config::history::{ArchiveConfig, ObjectArchiveConfig};
@@ -34,10 +35,12 @@ pub(crate) struct Maintained {
 /// The tables of the archive, and how to open them.
 #[derive(Debug)]
 pub(crate) struct ObjectArchive {
-    store: Store,
+    location: LakeLocation,
     config: ObjectArchiveConfig,
     directory: Arc<DataDir>,
     options: LakeOptions,
+    /// How far the archive in the data directory extends, by shard. It has ended. `None`: not read yet.
+    earlier: Option<BTreeMap<u32, ArchivedRange>>,
     runtime: Handle,
     /// `None`: not opened yet, or closed after a failure.
     lake: Option<Lake>,
@@ -69,10 +72,11 @@ impl ObjectArchive {
             ..LakeOptions::default()
         };
         Ok(Self {
-            store: Store::open(&config.url, &config.options)?,
+            location: LakeLocation::open(&config.url, &config.options)?,
             config: config.clone(),
             directory: Arc::clone(directory),
             options,
+            earlier: None,
             runtime: Handle::current(),
             lake: None,
             epoch: None,
@@ -87,12 +91,9 @@ impl ObjectArchive {
         offered: &BTreeMap<usize, Offer>,
         hub: &Arc<Hub>,
     ) -> Result<Vec<(usize, RunSummary)>, LakeError> {
-        let earlier = newest_manifest(&self.directory.archive()).ok().flatten();
         let mut journals = Vec::new();
         for (shard, offer) in offered {
-            let start = earlier.as_ref().and_then(|manifest| manifest.shards.get(&(*shard as u32)));
-            let journal = format!("{:016x}", offer.inventory.journal);
-            let start = start.filter(|reach| reach.journal == journal).map_or(0, |reach| reach.notes);
+            let start = self.end_of_earlier(*shard as u32, offer.inventory.journal)?;
             journals.push((*shard, open(&self.directory.shard_path(*shard))?, &offer.inventory, start));
         }
         let stop = || hub.shutdown.has_ended();
@@ -127,6 +128,17 @@ impl ObjectArchive {
             archived.push((*shard, round));
         }
         Ok(archived)
+    }
+
+    /// Returns the number below which the archive in the data directory has all notes of a journal.
+    fn end_of_earlier(&mut self, shard: u32, journal: u64) -> Result<u64, LakeError> {
+        if self.earlier.is_none() {
+            let manifest = newest_manifest(&self.directory.archive())?;
+            self.earlier = Some(manifest.map(|manifest| manifest.shards).unwrap_or_default());
+        }
+        let reach = self.earlier.as_ref().and_then(|shards| shards.get(&shard));
+        let journal = format!("{journal:016x}");
+        Ok(reach.filter(|reach| reach.journal == journal).map_or(0, |reach| reach.notes))
     }
 
     /// Whether the last round of a shard left history that could be archived.
@@ -179,7 +191,7 @@ impl ObjectArchive {
         runtime.block_on(until_stop(hub, async {
             let mut lake = match self.lake.take() {
                 Some(lake) => lake,
-                None => Lake::open(self.store.clone(), self.options.clone(), self.epoch, now_ms).await?,
+                None => Lake::open(self.location.clone(), self.options.clone(), self.epoch, now_ms).await?,
             };
             self.epoch = Some(lake.epoch());
             if self.options.is_new {
