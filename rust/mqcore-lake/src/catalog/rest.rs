@@ -48,7 +48,7 @@ pub(crate) struct RestSettings {
     pub(crate) login: Login,
 }
 
-/// What the server has answered to a login.
+/// URLs and token of a server, after a login.
 #[derive(Debug, Clone)]
 struct Session {
     /// URL of the namespace's tables.
