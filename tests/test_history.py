@@ -260,6 +260,13 @@ def compare(
         if row["queue"] is None:
             found[""][row["kind"]] += 1
             continue
+        if row["kind"] == "restored":
+            numbers = [number for part in row["numbers"] for number in range(part["first"], part["last"] + 1)]
+            assert len(numbers) == row["messages"]
+            for number in numbers:
+                found[bodies[row["shard"], number]]["restored"] += 1
+            continue
+        assert row["messages"] is None
         body = bodies[row["shard"], row["number"]]
         found[body][row["kind"]] += 1
         lasts[body] += row["last"]

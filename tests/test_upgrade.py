@@ -371,3 +371,23 @@ def test_directory_of_a_newer_version_is_refused_and_stays_unchanged(tmp_path: P
         assert refused.returncode == 2, command
         assert "has format version 4, but this version of mqcore reads up to 3" in refused.stderr, command
         assert fingerprint(directory) == before, command
+
+
+def test_trace_shows_the_restarts_that_an_earlier_version_and_this_one_recorded(tmp_path: Path) -> None:
+    """The earlier version recorded one event for each message, this one records one for each queue."""
+    data = tmp_path / "data"
+    with tarfile.open(VECTOR.with_name("restored_each") / "data.tar.gz") as archive:
+        archive.extractall(data, filter="data")
+    # Its own starts restored it three times, except for the messages of the last run.
+    before = {"or-29": ["produced", "saved", *["restored"] * 3], "late-or": ["produced", "saved", "restored"]}
+    for start in range(1, 3):
+        with serving("--data-dir", str(data), "--admin", "http://127.0.0.1:0", "--history") as broker:
+            for message, kinds in before.items():
+                trace = admin.trace(broker.admin_url, message)
+                assert [step.kind for step in trace.steps] == kinds + ["restored"] * start
+                numbers = {step.number for step in trace.steps}
+                assert len(numbers) == len(trace.now) == 1
+                assert numbers == {trace.now[0].number}
+                assert {step.queue for step in trace.steps} == {"orders/1"}
+            assert [step.kind for step in admin.trace(broker.admin_url, "me-3").steps] == ["produced"], "it was lost"
+            assert broker.terminate() == 0

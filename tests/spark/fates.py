@@ -104,6 +104,13 @@ def end_of(step: Mapping[str, Any]) -> tuple[str, str | None]:
     return name, None if name == kind else kind if kind in KINDS else "unknown"
 
 
+def numbers_of(step: Mapping[str, Any]) -> list[int]:
+    """Numbers of the messages that a step stands for."""
+    if step.get("numbers") is None:
+        return [step["number"]]
+    return [number for part in step["numbers"] for number in range(part["first"], part["last"] + 1)]
+
+
 def lives_of(steps: Sequence[Mapping[str, Any]]) -> list[Life]:
     """All messages of a history, whose steps are in the order of their shards."""
     starts: defaultdict[int, list[tuple[int, datetime]]] = defaultdict(list)
@@ -113,7 +120,8 @@ def lives_of(steps: Sequence[Mapping[str, Any]]) -> list[Life]:
         if step["kind"] == "started":
             starts[shard].append((index, step["time"]))
         elif step["queue"] is not None:
-            found[(shard, step["number"], step["queue"])].append((index, step))
+            for number in numbers_of(step):
+                found[(shard, number, step["queue"])].append((index, step))
     return [Life(*place, events, starts[place[0]]) for place, events in sorted(found.items())]
 
 

@@ -40,6 +40,11 @@ _SCHEMAS: Final = {
         ]
     ),
 }
+_NUMBERS: Final = (
+    pa.field("messages", pa.int64()),
+    pa.field("numbers", pa.list_(pa.struct([("first", pa.int64()), ("last", pa.int64())]))),
+)
+"""Columns that files of the first version of the schema do not have."""
 START: Final = datetime(2026, 11, 1, 12, tzinfo=UTC)
 
 
@@ -52,6 +57,14 @@ def step(kind: str, number: int | None = None, **more: Any) -> dict[str, Any]:
     """A step, in the order in which they are made."""
     queue = None if number is None else "orders/1"
     return {"kind": kind, "number": number, "queue": queue, "last": False, "time": START} | more
+
+
+def restored(*numbers: int | tuple[int, int], **more: Any) -> dict[str, Any]:
+    """The step of a restart that restored messages with these numbers, single or from first to last."""
+    parts = [(part, part) if isinstance(part, int) else part for part in numbers]
+    ranges = [{"first": first, "last": last} for first, last in parts]
+    count = sum(last - first + 1 for first, last in parts)
+    return step("restored", parts[0][0], messages=count, numbers=ranges) | more
 
 
 def message(number: int, body: bytes | None, headers: Mapping[str, str] | None = None, **more: Any) -> dict[str, Any]:
@@ -120,7 +133,11 @@ def _file(
     folder = f"channel={channel}/queue_id={queue_id}" if queue else f"shard={shard}"
     path = Path(f"{table}/{folder}/date={date}/0000000001-{number:05}.parquet")
     (data_dir / "archive" / path).parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMAS[table]), data_dir / "archive" / path, compression="zstd")
+    schema = _SCHEMAS[table]
+    if any("numbers" in row for row in rows):
+        for field in _NUMBERS:
+            schema = schema.append(field)
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), data_dir / "archive" / path, compression="zstd")
     numbers = [row["number"] for row in rows if row["number"] is not None]
     times = [int(row["time"].timestamp() * 1000) for row in rows]
     return {

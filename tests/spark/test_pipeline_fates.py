@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import json
+import tarfile
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from mqcore import QueueOptions, QueueStatus, sync
 from mqcore.spark import pipelines
 from mqcore.spark.pipelines import fate
 from mqcore.spark.pipelines.history import History
+from served import serving, wait_until
 from spark.eventful import Eventful
-from spark.fates import FATES, PRESENT, columns, lives_of, totals_of
-from spark.made import archive_of, at
+from spark.fates import FATES, PRESENT, columns, lives_of, numbers_of, totals_of
+from spark.made import archive_of, at, restored
 from spark.made import step as made
 from spark.outcomes import rows_of
-from spark.recorded import LENIENT, Recorded
+from spark.recorded import ARCHIVE_SECONDS, HISTORY, LENIENT, Recorded, archived, declare
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -102,29 +108,99 @@ def test_codes_name_each_fate_that_documentation_lists() -> None:
     assert fate.column_of("in-flight") == "in_flight"
 
 
-def test_an_event_of_a_restart_can_stand_for_many_messages(spark: SparkSession, tmp_path: Path) -> None:
-    """One event for each run of consecutive numbers means the same as one for each message."""
+@pytest.mark.parametrize("together", [True, False])
+def test_an_event_of_a_restart_stands_for_many_messages(spark: SparkSession, tmp_path: Path, together: bool) -> None:
+    """One event for all messages of a queue means the same as one for each message, in one history or in both."""
     steps = [made("started")] + [made("produced", number, time=at(1)) for number in range(1, 11)]
+    steps += [made("produced", number, time=at(1), queue="logs/2") for number in range(11, 14)]
     steps += [made("acked", 4, last=True, time=at(2)), made("started", time=at(3))]
     single = [*steps, *(made("restored", number, time=at(3)) for number in (1, 2, 3, 4, 7))]
-    runs = [*steps, *({**made("restored", first, time=at(3)), "messages": count} for first, count in ((1, 4), (7, 1)))]
-    wanted = {life.number: life.fate[0] for life in lives_of(single)}
-    assert Counter(wanted.values()) == {"waiting": 5, "lost": 5}
-    data = archive_of(tmp_path / "data", single)
-    history = History.of(spark, data)
-    names = (*fate.STEP_COLUMNS, "messages")
-    schema = "shard int, sequence long, kind string, queue string, number long, reason string, last boolean"
-    rows = [
-        tuple(
-            {"shard": 0, "sequence": (1 << 20) + at_, "reason": None, "messages": None, **step}[name] for name in names
-        )
-        for at_, step in enumerate(runs)
-    ]
-    summarized = spark.createDataFrame(rows, f"{schema}, messages long")
-    starts = {0: ((1 << 20, 0), ((1 << 20) + 12, 0))}
-    for events, shards in (
-        (history.fate_steps(), fate.Shards.of(history)),
-        (summarized, fate.Shards(starts, 0)),
-    ):
-        lives = fate.lives(events, shards).select("number", fate.fate().alias("fate")).collect()
-        assert {row["number"]: row["fate"] for row in lives} == wanted
+    single += [made("restored", number, time=at(3), queue="logs/2") for number in (11, 13)]
+    all_at_once = [*steps, restored((1, 4), 7, time=at(3)), restored(11, 13, time=at(3), queue="logs/2")]
+    # A second start of a later version: 2 was in flight and its acknowledgement was saved, 13 is still there.
+    later = [made("started", time=at(4)), made("acked", 2, last=True, time=at(3.5)), made("started", time=at(4))]
+    later += [restored(1, 3, 7, time=at(4)), restored(13, time=at(4), queue="logs/2")]
+    later += [made("restored", 4, time=at(4)), made("acked", 4, last=True, time=at(5))]
+    for at_, events in enumerate((single, all_at_once, [*single, *later], [*all_at_once, *later])):
+        lives = lives_of(events)
+        wanted = {(life.queue, life.number): life.fate[0] for life in lives}
+        lost, waiting, acked = (6, 7, 0) if at_ < 2 else (7, 4, 2)
+        assert Counter(wanted.values()) == Counter(waiting=waiting, lost=lost, acked=acked)
+        data = archive_of(tmp_path / f"data-{at_}", events, together=together, parts=3)
+        history = History.of(spark, data)
+        found = fate.lives(history.fate_steps(), fate.Shards.of(history))
+        rows = found.select("queue", "number", fate.fate().alias("fate")).collect()
+        assert {(row["queue"], row["number"]): row["fate"] for row in rows} == wanted
+        outcome = pipelines.run("reconcile", spark, data, tmp_path / f"out-{at_}")
+        assert numbers(outcome.figures) == dict(totals_of(lives))
+        assert outcome.ok, outcome.summary
+
+
+def test_ten_thousand_messages_wait_over_three_restarts(spark: SparkSession, tmp_path: Path) -> None:
+    """Each start records one event for each queue, and the reports are those of the model."""
+    import pyarrow.parquet  # noqa: F401 (used by Recorded)
+
+    data = tmp_path / "data"
+    environment = {**HISTORY, "MQCORE_SHARDS": "1"}
+    acked = 0
+    for start in range(4):
+        with serving("--data-dir", str(data), environment=environment) as served:
+            with sync.connect(served.url, name="shop") as mq:
+                if not start:
+                    declare(mq, "orders/1", "logs/2")
+                    mq.declare("memory", 3, QueueOptions(status=QueueStatus.PULL))
+                    for _ in range(20):
+                        for queue in ("orders/1", "logs/2"):
+                            mq.publish_many(queue, [b"waits"] * 250)
+                mq.publish_many("memory/3", [b"in memory"] * 5)
+                # Every second one, so that the numbers of the others are many ranges.
+                for index, message in enumerate(mq.queue("orders/1").pull(20)):
+                    if index % 2:
+                        message.ack()
+                        acked += 1
+            wait_until(lambda start=start: archived(data, 10_000 + 5 * (start + 1)), limit=ARCHIVE_SECONDS)
+            served.terminate()
+    recorded = Recorded(data, served, acked=acked)
+    steps = recorded.steps()
+    restarts = Counter(step["queue"] for step in steps if step["kind"] == "restored")
+    assert restarts == {"orders/1": 3, "logs/2": 3}
+    counts = sorted(step["messages"] for step in steps if step["kind"] == "restored" and step["queue"] == "orders/1")
+    assert counts == [4970, 4980, 4990]
+    assert all(len(numbers_of(step)) == step["messages"] for step in steps if step["kind"] == "restored")
+    totals = check_agreement(spark, recorded, tmp_path / "out")
+    # Messages that were in flight at a restart wait; those of the last run were requeued.
+    assert totals == {"acked": acked, "waiting": 10_000 - acked - 10 + 5, "requeued": 10, "lost": 15}
+    assert acked == 40
+
+
+def test_history_of_an_earlier_version_continues(spark: SparkSession, tmp_path: Path) -> None:
+    """Starts of an earlier version have an event for each message, in the archive and in the journal."""
+    import pyarrow.parquet  # noqa: F401 (used by Recorded)
+
+    data = tmp_path / "data"
+    vector = Path(__file__).parent.parent / "vectors" / "restored_each"
+    with tarfile.open(vector / "data.tar.gz") as packed:
+        packed.extractall(data, filter="data")
+    expected = json.loads((vector / "manifest.json").read_text())["fates"]
+    for start in range(2):
+        environment = {**HISTORY, "MQCORE_ARCHIVE": "on" if start else "off"}
+        with serving("--data-dir", str(data), environment=environment) as served:
+            recorded = Recorded(data, served)
+            if start:
+                # The archive gets files with more columns than those that it has.
+                wait_until(lambda: archived(data, 73), limit=ARCHIVE_SECONDS, what="the archive")
+            served.terminate()
+        steps = recorded.steps()
+        kinds = Counter(step.get("numbers") is None for step in steps if step["kind"] == "restored")
+        assert kinds == {True: 153, False: 2 * (start + 1)}
+        check_agreement(spark, recorded, tmp_path / f"out-{start}")
+        of_queue: dict[str, Counter[str]] = defaultdict(Counter)
+        for life in lives_of(sorted(steps, key=lambda row: (row["note"], row["position"]))):
+            of_queue[life.queue][life.fate[0]] += 1
+        assert of_queue == expected
+        copied = pipelines.run("compact", spark, data, tmp_path / f"copy-{start}")
+        assert copied.ok, copied.summary
+    copy = tmp_path / "copy-1" / "compact" / "data"
+    outcome = pipelines.run("reconcile", spark, copy, tmp_path / "out-copy")
+    assert outcome.ok, outcome.summary
+    assert outcome.figures["waiting"] == 46

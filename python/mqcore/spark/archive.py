@@ -122,5 +122,5 @@ _MESSAGES = (
 _STEPS = (
     f"{_PLACED}, attempt int, last boolean, reason string, target string, header_bytes bigint, body_bytes bigint, "
     f"{_PRODUCER}, consumer_id string, consumer_name string, consumer_type string, consumer_protocol string, "
-    "missing bigint"
+    "missing bigint, messages bigint, numbers array<struct<first:bigint,last:bigint>>"
 )

@@ -401,9 +401,9 @@ impl FileBuilder {
         self.times = (self.times.0.min(step.time.0), self.times.1.max(step.time.0));
         self.notes = (self.notes.0.min(place.note), self.notes.1.max(place.note));
         if !step.kind.is_of_a_shard() {
-            let number = step.number.0;
+            let (first, last) = (step.number.0, step.numbers.map_or(step.number.0, |numbers| numbers.last()));
             self.numbers =
-                Some(self.numbers.map_or((number, number), |(min, max)| (min.min(number), max.max(number))));
+                Some(self.numbers.map_or((first, last), |(min, max)| (min.min(first), max.max(last))));
         }
         self.rows.advance()
     }

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 /// Format name. The version after the slash changes when older readers would misinterpret the manifest.
 pub const FORMAT: &str = "mqcore.archive/1";
-/// Version of the tables' columns.
-pub const SCHEMA_VERSION: u32 = 1;
+/// Version of the tables' columns. Files of version 1 have no columns `messages` and `numbers`.
+pub const SCHEMA_VERSION: u32 = 2;
 /// Directory of the manifests. Readers of partitioned directories ignore names that begin with an underscore.
 pub(crate) const DIRECTORY: &str = "_manifests/";
 

@@ -11,6 +11,7 @@ use arrow_array::builder::{
 };
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow_schema::{ArrowError, DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
+use mqcore_broker::history::ranges::NumberRanges;
 use mqcore_broker::history::{ClientView, LifecycleKind, LifecycleStep};
 use mqcore_broker::model::id::Sequence;
 use mqcore_broker::model::record::{DeliveryProgress, PutMessage};
@@ -73,6 +74,9 @@ pub const REPEATING: [&str; 17] = [
 /// Columns with mostly ascending numbers, which are delta-encoded in files.
 pub const ASCENDING: [&str; 5] = ["time", "note", "position", "number", "sequence"];
 
+/// Size of a range of message numbers in memory, in bytes.
+const RANGE_BYTES: usize = 16;
+
 /// Columns without minimum and maximum statistics.
 pub const OPAQUE: [&str; 1] = ["body"];
 
@@ -82,6 +86,15 @@ fn time() -> DataType {
 
 fn headers() -> DataType {
     DataType::List(Arc::new(Field::new("element", DataType::Struct(header()), true)))
+}
+
+/// Message numbers as ranges of consecutive numbers.
+fn numbers() -> DataType {
+    DataType::List(Arc::new(Field::new("element", DataType::Struct(range()), true)))
+}
+
+fn range() -> Fields {
+    vec![Field::new("first", DataType::Int64, true), Field::new("last", DataType::Int64, true)].into()
 }
 
 fn header() -> Fields {
@@ -149,7 +162,11 @@ fn steps() -> Columns {
     ]);
     who(&mut columns, PRODUCER);
     who(&mut columns, CONSUMER);
-    columns.push(("missing", DataType::Int64, true));
+    columns.extend([
+        ("missing", DataType::Int64, true),
+        ("messages", DataType::Int64, true),
+        ("numbers", numbers(), true),
+    ]);
     columns
 }
 
@@ -234,12 +251,14 @@ impl Rows {
     /// # Errors
     /// A column has another type than its builder, which is a bug in this module.
     pub fn push_step(&mut self, place: StepPlace, step: &LifecycleStep<'_>) -> Result<(), ArrowError> {
-        let of_message = !step.kind.is_of_a_shard();
-        let number = of_message.then(|| signed(step.number.0));
-        let mut row = self.row(160);
+        let of_queue = !step.kind.is_of_a_shard();
+        let of_message = of_queue && step.numbers.is_none();
+        let number = of_queue.then(|| signed(step.number.0));
+        let ranges = step.numbers.map_or(0, |numbers| numbers.iter().count());
+        let mut row = self.row(160 + ranges * RANGE_BYTES);
         row.placed(step.time.0, place)?;
         row.text(Some(step.kind.as_str()))?;
-        row.text(of_message.then_some(step.queue))?;
+        row.text(of_queue.then_some(step.queue))?;
         row.long(number)?;
         row.lossy(step.id)?;
         row.int(of_message.then(|| i32::from(step.attempt)))?;
@@ -250,7 +269,9 @@ impl Rows {
         row.long(of_message.then(|| signed(step.body_bytes)))?;
         row.who(step.producer)?;
         row.who(step.consumer)?;
-        row.long((step.kind == LifecycleKind::Gap).then(|| signed(step.missing)))
+        row.long((step.kind == LifecycleKind::Gap).then(|| signed(step.missing)))?;
+        row.long(step.numbers.map(|numbers| signed(numbers.count())))?;
+        row.ranges(step.numbers)
     }
 
     /// Adds the arrival of a message as a row of [`Table::Messages`]. Ignores events without content.
@@ -337,6 +358,7 @@ enum Column {
     Text(StringBuilder),
     Bytes(BinaryBuilder),
     Pairs(ListBuilder<StructBuilder>),
+    Ranges(ListBuilder<StructBuilder>),
 }
 
 impl Column {
@@ -347,6 +369,12 @@ impl Column {
             DataType::Int64 => Self::Long(Int64Builder::with_capacity(0)),
             DataType::Boolean => Self::Flag(BooleanBuilder::with_capacity(0)),
             DataType::Binary => Self::Bytes(BinaryBuilder::with_capacity(0, 0)),
+            DataType::List(element) if *element.data_type() == DataType::Struct(range()) => {
+                let pair: Vec<Box<dyn ArrayBuilder>> =
+                    vec![Box::new(Int64Builder::with_capacity(0)), Box::new(Int64Builder::with_capacity(0))];
+                let ranges = StructBuilder::new(range(), pair);
+                Self::Ranges(ListBuilder::with_capacity(ranges, 0).with_field(Arc::clone(element)))
+            }
             DataType::List(element) => {
                 let pair: Vec<Box<dyn ArrayBuilder>> = vec![
                     Box::new(StringBuilder::with_capacity(0, 0)),
@@ -388,7 +416,7 @@ impl Column {
                 *column = BinaryBuilder::with_capacity(full.len(), full.values().len());
                 Arc::new(full)
             }
-            Self::Pairs(column) => Arc::new(column.finish()),
+            Self::Pairs(column) | Self::Ranges(column) => Arc::new(column.finish()),
         }
     }
 }
@@ -485,6 +513,21 @@ impl Row<'_> {
         self.text(who.map(|who| who.name))?;
         self.text(who.map(|who| who.kind))?;
         self.text(who.map(|who| who.protocol))
+    }
+
+    fn ranges(&mut self, numbers: Option<NumberRanges<'_>>) -> Result<(), ArrowError> {
+        let Some(list) = next!(self, Ranges) else { return Ok(()) };
+        for (first, last) in numbers.iter().flat_map(NumberRanges::iter) {
+            let range = list.values();
+            for (index, number) in [first, last].into_iter().enumerate() {
+                if let Some(numbers) = range.field_builder::<Int64Builder>(index) {
+                    numbers.append_value(signed(number));
+                }
+            }
+            range.append(true);
+        }
+        list.append(numbers.is_some());
+        Ok(())
     }
 
     fn headers(&mut self, text: &[u8]) -> Result<(), ArrowError> {

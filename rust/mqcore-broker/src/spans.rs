@@ -130,10 +130,7 @@ impl<'a> Ended<'a> {
         };
         let settled = |consumer, outcome, failure| new(SpanKind::Settle, Some(consumer), outcome, failure);
         match what {
-            LifecycleEvent::Produced
-            | LifecycleEvent::Arrived
-            | LifecycleEvent::Restored
-            | LifecycleEvent::Requeued(_) => None,
+            LifecycleEvent::Produced | LifecycleEvent::Arrived | LifecycleEvent::Requeued(_) => None,
             LifecycleEvent::Saved => new(SpanKind::Save, None, "saved", None),
             LifecycleEvent::Delivered(consumer) => new(SpanKind::Deliver, Some(consumer), "delivered", None),
             LifecycleEvent::Acked(consumer) => settled(consumer, "acked", None),

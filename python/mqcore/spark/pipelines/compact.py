@@ -194,33 +194,34 @@ def _copied(source: Path, target: Path, file: Mapping[str, Any]) -> dict[str, An
 
 
 def _merge(sources: Sequence[Path], target: Path) -> int:
-    """Write the rows of several files to one, with the encodings of the first, and return their number."""
+    """Write the rows of several files to one, with the encodings of the file with most columns; return their number.
+
+    Files of earlier versions have fewer columns. Their rows get nulls.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    writer, rows, waiting, waiting_rows, waiting_bytes = None, 0, list[pa.RecordBatch](), 0, 0
+    rows, waiting, waiting_rows, waiting_bytes = 0, list[pa.Table](), 0, 0
+    widest = max((pq.read_metadata(path) for path in sources), key=lambda metadata: metadata.num_columns)
+    schema = widest.schema.to_arrow_schema()
 
     def write(into: pq.ParquetWriter) -> None:
         nonlocal rows, waiting, waiting_rows, waiting_bytes
-        into.write_table(pa.Table.from_batches(waiting), row_group_size=_GROUP_ROWS)
+        found = pa.concat_tables([schema.empty_table(), *waiting], promote_options="default")
+        into.write_table(found.cast(schema), row_group_size=_GROUP_ROWS)
         rows, waiting, waiting_rows, waiting_bytes = rows + waiting_rows, [], 0, 0
 
-    try:
+    with pq.ParquetWriter(target, schema, **_properties(widest)) as writer:
         for path in sources:
             with pq.ParquetFile(path) as reader:
-                if writer is None:
-                    writer = pq.ParquetWriter(target, reader.schema_arrow, **_properties(reader.metadata))
                 for batch in reader.iter_batches():
-                    waiting.append(batch)
+                    waiting.append(pa.Table.from_batches([batch]))
                     waiting_rows += batch.num_rows
                     waiting_bytes += batch.nbytes
                     if waiting_rows >= _GROUP_ROWS or waiting_bytes >= _GROUP_BYTES:
                         write(writer)
-        if writer is not None and waiting:
+        if waiting:
             write(writer)
-    finally:
-        if writer is not None:
-            writer.close()
     return rows
 
 

@@ -52,7 +52,7 @@ PRESENT: Final = ("waiting", "in-flight", "requeued")
 LOSSES: Final = ("dropped", "expired", "failed", "lost", "dead-lettered")
 """Fates of messages that left their queue without an acknowledgement, although it was due."""
 
-STEP_COLUMNS: Final = ("shard", "sequence", "kind", "queue", "number", "reason", "last")
+STEP_COLUMNS: Final = ("shard", "sequence", "kind", "queue", "number", "numbers", "reason", "last")
 """Columns of the history that `lives` needs."""
 
 _ENDS: Final = {
@@ -153,8 +153,8 @@ def lives(steps: DataFrame, shards: Shards, **more: Column) -> DataFrame:
     """Return one row per message that `steps` names, from all its events.
 
     `steps` has `STEP_COLUMNS` and what the further aggregates `more` need. If it has ``time``, the result has
-    ``ended``: the time of the final event, or of the restart that lost the message. If it has ``messages``, an event
-    of a restart stands for so many messages with consecutive numbers.
+    ``ended``: the time of the final event, or of the restart that lost the message. An event with ``numbers`` stands
+    for the messages with these numbers. In histories of earlier versions, each event stands for one message.
 
     Columns: ``shard``, ``number``, ``queue``, ``entered`` (events with which it entered), ``left`` (final events that
     no restart undid), ``entries`` and ``lasts`` (the same, at most 2), ``code`` (see `fate` and `fate_of`),
@@ -164,9 +164,7 @@ def lives(steps: DataFrame, shards: Shards, **more: Column) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812
 
     # All aggregates are numbers, because Spark sorts to aggregate text.
-    rows = steps.where(F.col("queue").isNotNull())
-    if "messages" in steps.columns:
-        rows = _each_restored(rows)
+    rows = _each_message(steps.where(F.col("queue").isNotNull()))
     entry, last = F.col("kind").isin("produced", "arrived"), F.coalesce("last", F.lit(False))
     timed = "time" in steps.columns
     if timed:
@@ -271,13 +269,13 @@ def _state() -> Column:
     return F.col("sequence") * (1 << _STATE_BITS) + state
 
 
-def _each_restored(steps: DataFrame) -> DataFrame:
-    """Split events of a restart that stand for several messages into one row each."""
+def _each_message(steps: DataFrame) -> DataFrame:
+    """Split events of a restart, which stand for several messages, into one row each."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    last = F.col("number") + F.greatest(F.coalesce("messages", F.lit(1)), F.lit(1)) - 1
-    numbers = F.when(F.col("kind") == "restored", F.sequence("number", last)).otherwise(F.array("number"))
-    others = [name for name in steps.columns if name not in {"number", "messages"}]
+    each = F.flatten(F.transform("numbers", lambda numbers: F.sequence(numbers["first"], numbers["last"])))
+    numbers = F.when(F.col("numbers").isNotNull(), each).otherwise(F.array("number"))
+    others = [name for name in steps.columns if name not in {"number", "numbers"}]
     return steps.select(*others, F.explode(numbers).alias("number"))
 
 

@@ -13,7 +13,7 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from mqcore import _core, errors
+from mqcore import errors
 from mqcore.spark.archive import archive, newest_manifest
 from mqcore.spark.options import local_path
 from mqcore.spark.origin import Directory
@@ -34,8 +34,6 @@ _STEPS_A_TASK: Final = 400_000
 _STEPS_WORTH_A_TASK: Final = 20_000
 """Fewer events than this are not split further: starting a task would take longer."""
 _TASKS_MAX: Final = 2048
-_SUMMARY: Final = "messages"
-"""Column that tells how many messages an event of a restart stands for. Older histories do not have it."""
 _TAIL_NAMES: Final = {"time": "timestamp", "body": "value"}
 """Columns with different names in the archive and in the format ``mqcore``."""
 
@@ -127,7 +125,7 @@ class History:
 
     def fate_steps(self, *more: str) -> DataFrame:
         """Return lifecycle events with the columns that `mqcore.spark.pipelines.fate.lives` needs, and `more`."""
-        return self.steps(*STEP_COLUMNS, *more, *([_SUMMARY] if self._has_summaries() else []))
+        return self.steps(*STEP_COLUMNS, *more)
 
     def messages(self, *columns: str) -> DataFrame:
         """Return messages as published to their queues: the columns of the archive, and ``sequence``."""
@@ -140,11 +138,6 @@ class History:
         if any(self.cuts[shard] < end for shard, end in self.ends.items()) or not parts:
             parts.append(self._tail(table, columns))
         return reduce(lambda left, right: left.unionByName(right), parts)
-
-    def _has_summaries(self) -> bool:
-        if not any(name == _SUMMARY for name, _, _ in _core.history_columns("steps")):
-            return False
-        return not self.archived or _SUMMARY in archive(self.spark, self.data_dir, "steps").columns
 
     def _archived(self, table: Literal["messages", "steps"], columns: tuple[str, ...]) -> DataFrame:
         from pyspark.sql import functions as F  # noqa: N812 (the usual name)

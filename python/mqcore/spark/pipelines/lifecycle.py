@@ -190,7 +190,7 @@ def _intervals(history: History, interval: int, ends: DataFrame, latencies: Data
     entry = F.col("kind").isin("produced", "arrived")
     counted = (
         history.steps("time", "queue", "kind", "attempt", "body_bytes")
-        # A restart may have an event for each waiting message, none of which is counted here.
+        # In a history of an earlier version, a restart has an event for each waiting message. They do not count here.
         .where(F.col("queue").isNotNull() & F.col("kind").isin(*COUNTED.values()))
         .groupBy("queue", _start(interval))
         .agg(

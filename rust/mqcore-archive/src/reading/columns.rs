@@ -85,6 +85,7 @@ const fn same(name: &'static str, group: Group, spark_type: &'static str) -> Col
 
 const BINARY: &str = "binary";
 const HEADERS: &str = "array<struct<key:string,value:binary>>";
+const NUMBERS: &str = "array<struct<first:bigint,last:bigint>>";
 
 /// Columns of [`View::Messages`].
 const MESSAGES: &[Column] = &[
@@ -131,6 +132,8 @@ const STEPS: &[Column] = &[
     same("header_bytes", Group::Default, "bigint"),
     same("body_bytes", Group::Default, "bigint"),
     same("missing", Group::Default, "bigint"),
+    same("messages", Group::Default, "bigint"),
+    same("numbers", Group::Default, NUMBERS),
     same("producer_id", Group::Meta, "string"),
     same("producer_name", Group::Meta, "string"),
     same("producer_type", Group::Meta, "string"),

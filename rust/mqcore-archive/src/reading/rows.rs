@@ -198,7 +198,9 @@ impl PieceReader {
             }
             OpenSource::File(mut file) => {
                 let Some(batch) = file.reader.next() else { return Ok(()) };
-                let batch = batch.and_then(|batch| plain(&batch));
+                let shape = &self.request.shape;
+                let batch = batch
+                    .and_then(|batch| plain(&batch, shape.view().table(), &|name: &str| shape.needs(name)));
                 let batch = batch.map_err(|error| parquet_failed(&file.path, error.to_string()))?;
                 self.ready.extend(self.wanted(&file, &batch)?);
                 self.open = OpenSource::File(file);

@@ -2,6 +2,9 @@
 
 pub(super) const VERSION: u8 = 1;
 
+/// Version of blocks with `RESTORED`, which earlier versions of mqcore cannot read. Version 2 is a packed block.
+pub(super) const VERSION_RESTORED: u8 = 3;
+
 pub(super) const HISTORY: &str = "block of history";
 
 pub(super) const TIME: u8 = 0x01;
@@ -13,6 +16,8 @@ pub(super) const CLIENT: u8 = 0x03;
 pub(super) const STARTED: u8 = 0x04;
 
 pub(super) const GAP: u8 = 0x05;
+
+pub(super) const RESTORED: u8 = 0x06;
 
 pub(super) const STEP: u8 = 0x20;
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use foldhash::{HashMap, HashMapExt};
 
 use crate::history::format::*;
+use crate::history::ranges::{NumberRange, push_ranges};
 use crate::history::{Block, LifecycleEvent, LifecycleKind};
 use crate::model::client::Client;
 use crate::model::config::HistoryOptions;
@@ -20,6 +21,9 @@ const BLOCK_BYTES: usize = 256 * 1024;
 
 /// Message numbers are reserved in ranges of this size, so that a reservation costs next to nothing.
 pub(super) const NUMBERS_RESERVED: u64 = 1 << 32;
+
+/// Maximum number of ranges in one step, so that no step becomes much larger than a block.
+const RANGES_MAX: usize = 64 * 1024;
 
 impl Block {
     /// A block for steps that could not be recorded.
@@ -119,6 +123,20 @@ impl HistoryLog {
         self.steps += 1;
     }
 
+    /// Records that the shard restored the messages of a queue with these numbers, which are in ascending order.
+    pub(crate) fn restored(&mut self, now: Timestamp, queue: &Arc<QueueAddress>, numbers: &[NumberRange]) {
+        for ranges in numbers.chunks(RANGES_MAX) {
+            self.at(now);
+            let queue = self.queue(queue);
+            self.bytes[0] = VERSION_RESTORED;
+            self.bytes.push(RESTORED);
+            push(&mut self.bytes, queue);
+            push_ranges(&mut self.bytes, ranges);
+            self.last = (MessageNumber(0), 0);
+            self.steps += 1;
+        }
+    }
+
     /// Moves the closed blocks and the current block to `into`.
     pub(crate) fn take(&mut self, into: &mut Vec<Block>) {
         self.close();
@@ -148,9 +166,6 @@ impl HistoryLog {
         let (kind, details) = match what {
             LifecycleEvent::Produced => (LifecycleKind::Produced, content),
             LifecycleEvent::Arrived => (LifecycleKind::Arrived, content),
-            LifecycleEvent::Restored => {
-                (LifecycleKind::Restored, Details { flags: ID, ..Details::default() })
-            }
             LifecycleEvent::Saved => (LifecycleKind::Saved, Details::default()),
             LifecycleEvent::Delivered(consumer) => (LifecycleKind::Delivered, by(consumer)),
             LifecycleEvent::Acked(consumer) => (LifecycleKind::Acked, by(consumer)),

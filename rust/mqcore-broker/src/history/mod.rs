@@ -5,27 +5,31 @@
 //! to it by number from then on. Every block can be read on its own.
 //!
 //! ```text
-//! block:  version u8, milliseconds since 1970 varint, operations
+//! block:  version u8 (3 with restored, else 1), milliseconds since 1970 varint, operations
 //! time    0x01  milliseconds since the last time varint
 //! queue   0x02  length varint, "channel/id"                          gets the next queue number, from 0
 //! client  0x03  id, name, type, protocol: each length varint, text   gets the next client number, from 0
 //! started 0x04                                                       the shard has just started
 //! gap     0x05  steps varint                                         this many steps were not recorded
+//! restored 0x06  queue varint, ranges                                the shard restored these messages of a queue at start
 //! step    0x20 + kind, flags u8, queue varint, number (difference, zigzag) varint, attempt varint,
 //!         header bytes varint, body bytes varint,
 //!         [producer varint] [consumer varint] [reason: length varint, text] [target queue varint]
 //!         [id: length varint, bytes] [properties u8, content type u16, headers, body]
 //! ```
 //!
-//! A missing name has length 0. A flag tells whether a part in brackets is present.
+//! A missing name has length 0. A flag tells whether a part in brackets is present. For `ranges`, see [`ranges`]. Versions
+//! before the operation `restored` wrote a step of that kind for each message.
 
 mod format;
 pub(crate) mod log;
 pub mod packing;
+pub mod ranges;
 pub mod reader;
 
 use std::sync::Arc;
 
+use crate::history::ranges::NumberRanges;
 use crate::model::client::Client;
 use crate::model::decision::PutBack;
 use crate::model::id::{MessageNumber, QueueAddress};
@@ -40,7 +44,8 @@ pub enum LifecycleKind {
     Produced = 0,
     /// The message arrived from another queue. This step carries the content.
     Arrived = 1,
-    /// The shard restored the message from its journal at start.
+    /// The shard restored messages of the queue from its journal at start. One step stands for all of them; in a history
+    /// of an earlier version, for one message.
     Restored = 2,
     /// The message is durable at its queue's level, or its handler saved it.
     Saved = 3,
@@ -150,7 +155,6 @@ pub struct Block {
 pub(crate) enum LifecycleEvent<'a> {
     Produced,
     Arrived,
-    Restored,
     Saved,
     Delivered(&'a Client),
     Acked(&'a Client),
@@ -176,7 +180,7 @@ pub struct LifecycleStep<'a> {
     pub time: Timestamp,
     /// The queue, `channel/id`; empty for a step of the shard.
     pub queue: &'a str,
-    /// The message; unique within the shard, 0 for a step of the shard.
+    /// The message; unique within the shard, 0 for a step of the shard. If the step stands for several messages, the first.
     pub number: MessageNumber,
     /// Deliveries of the message so far, this one included.
     pub attempt: u16,
@@ -200,6 +204,8 @@ pub struct LifecycleStep<'a> {
     pub content: Option<ContentView<'a>>,
     /// For a gap: the number of missing steps.
     pub missing: u64,
+    /// For a restart: the numbers of all messages that the step stands for. `None` in steps of one message.
+    pub numbers: Option<NumberRanges<'a>>,
 }
 
 /// A client as a block describes it.
@@ -317,6 +323,56 @@ mod tests {
     }
 
     #[test]
+    fn one_step_names_all_messages_that_a_queue_restored() {
+        let (producer, queue, other) = (client(1), address("a/0"), address("b/0"));
+        let mut log = HistoryLog::new(HistoryOptions::default());
+        log.started(Timestamp(5));
+        log.restored(Timestamp(5), &queue, &[(3, 10_002), (20_000, 20_000)]);
+        log.restored(Timestamp(5), &other, &[(1, 2)]);
+        // The end of a message is never a flag of such a step.
+        log.end(Timestamp(5), &queue, &entry(3, &producer, b""));
+        let block = blocks(&mut log).remove(0);
+        assert_eq!((block.steps, block.bytes[0]), (4, 3));
+        let mut steps = Vec::new();
+        each_step(&block.bytes, &mut |step| {
+            let numbers = step.numbers.map(|numbers| (numbers.count(), numbers.iter().collect::<Vec<_>>()));
+            steps.push((step.kind, step.queue, step.number.0, step.last, numbers));
+        })
+        .expect("just written");
+        let ranges = vec![(3, 10_002), (20_000, 20_000)];
+        assert_eq!(
+            steps,
+            [
+                (LifecycleKind::Started, "", 0, false, None),
+                (LifecycleKind::Restored, "a/0", 3, false, Some((10_001, ranges))),
+                (LifecycleKind::Restored, "b/0", 1, false, Some((2, vec![(1, 2)]))),
+                (LifecycleKind::Done, "a/0", 3, true, None),
+            ]
+        );
+        for cut in 0..block.bytes.len() {
+            let _ = each_step(&block.bytes[..cut], &mut |_| {});
+        }
+    }
+
+    #[test]
+    fn very_many_ranges_are_several_steps_in_blocks_of_their_own() {
+        let queue = address("a/0");
+        let ranges: Vec<_> = (0..200_000).map(|number| (1 + number * 2, 1 + number * 2)).collect();
+        let mut log = HistoryLog::new(HistoryOptions::default());
+        log.restored(Timestamp(5), &queue, &ranges);
+        let (mut steps, mut found) = (0, Vec::new());
+        for block in blocks(&mut log) {
+            assert!(block.bytes.len() < 1 << 20);
+            each_step(&block.bytes, &mut |step| {
+                steps += 1;
+                found.extend(step.numbers.expect("it has them").iter());
+            })
+            .expect("just written");
+        }
+        assert_eq!((steps, found), (4, ranges));
+    }
+
+    #[test]
     fn history_without_bodies_records_their_sizes() {
         let mut log = HistoryLog::new(HistoryOptions { bodies: false });
         log.write(Timestamp(1), &address("a/0"), &entry(1, &client(1), b"secret"), LifecycleEvent::Produced);
@@ -367,6 +423,7 @@ mod tests {
             }
         }
         assert_eq!(each_step(&[2, 0], &mut |_| {}), Err(RecordError::Version { what: HISTORY, version: 2 }));
+        assert_eq!(each_step(&[4, 0], &mut |_| {}), Err(RecordError::Version { what: HISTORY, version: 4 }));
         assert!(each_step(&[], &mut |_| {}).is_err());
     }
 

@@ -1,6 +1,7 @@
 //! Reading blocks.
 
 use crate::history::format::*;
+use crate::history::ranges::NumberRanges;
 use crate::history::{ClientView, ContentView, LifecycleKind, LifecycleStep};
 use crate::model::id::MessageNumber;
 use crate::model::record::RecordError;
@@ -15,7 +16,7 @@ use crate::model::time::Timestamp;
 pub fn each_step<'a>(block: &'a [u8], show: &mut dyn FnMut(LifecycleStep<'a>)) -> Result<(), RecordError> {
     let mut reader = StepReader { rest: block };
     match reader.byte()? {
-        VERSION => {}
+        VERSION | VERSION_RESTORED => {}
         version => return Err(RecordError::Version { what: HISTORY, version }),
     }
     let mut now = Timestamp(reader.varint()?);
@@ -32,6 +33,14 @@ pub fn each_step<'a>(block: &'a [u8], show: &mut dyn FnMut(LifecycleStep<'a>)) -
             }
             STARTED => show(of_shard(LifecycleKind::Started, 0)),
             GAP => show(of_shard(LifecycleKind::Gap, reader.varint()?)),
+            RESTORED => {
+                let queue = look_up(&queues, reader.varint()?)?;
+                let numbers = reader.ranges()?;
+                let first = MessageNumber(numbers.first());
+                let step = LifecycleStep::of(LifecycleKind::Restored, now);
+                number = MessageNumber(0);
+                show(LifecycleStep { queue, number: first, numbers: Some(numbers), ..step });
+            }
             code => {
                 let kind = code.checked_sub(STEP).and_then(LifecycleKind::from_code);
                 let kind = kind.ok_or(malformed("a step of unknown kind"))?;
@@ -66,6 +75,7 @@ impl LifecycleStep<'_> {
             id: None,
             content: None,
             missing: 0,
+            numbers: None,
         }
     }
 }
@@ -134,6 +144,12 @@ impl<'a> StepReader<'a> {
         let headers = self.take(header_bytes)?;
         let body = (flags & NO_BODY == 0).then(|| self.take(body_bytes)).transpose()?;
         Ok(ContentView { high_priority: properties & 1 != 0, content_type, headers, body })
+    }
+
+    fn ranges(&mut self) -> Result<NumberRanges<'a>, RecordError> {
+        let (ranges, rest) = NumberRanges::read(self.rest)?;
+        self.rest = rest;
+        Ok(ranges)
     }
 
     fn byte(&mut self) -> Result<u8, RecordError> {

@@ -12,7 +12,7 @@ use crate::model::command::EventKind;
 use crate::model::decision::{Acknowledge, Decision, PutBack, Step};
 use crate::model::effect::{CopyOrigin, Event, Notification, Subject};
 use crate::model::entry::{Entry, PagedOut};
-use crate::model::id::{MessageNumber, QueueAddress};
+use crate::model::id::QueueAddress;
 use crate::model::message::Message;
 use crate::model::observation::ObservedSubject;
 use crate::model::options::Status;
@@ -149,10 +149,6 @@ impl Queue {
         let since = received.min(context.now).max(terms.not_before);
         paged_out.deadline = self.deadline(since).min(terms.expires);
         self.metadata.stats.received += 1;
-        if paged_out.number == MessageNumber(0) {
-            paged_out.number = context.number();
-        }
-        context.record_paged_out_event(&self.metadata.address, &paged_out, LifecycleEvent::Restored);
         match self.metadata.options.status {
             Status::Stopped => {
                 return self.discard_taken(Unlisted::PagedOut(paged_out), DropReason::Erased, context);

@@ -6,6 +6,7 @@ use foldhash::HashMap;
 
 use crate::context::Context;
 use crate::context::commits::{Awaiting, Storage};
+use crate::history::ranges::NumberSet;
 use crate::model::decision::Decision;
 use crate::model::definition::Definition;
 use crate::model::effect::{Effect, Event, Report};
@@ -29,7 +30,7 @@ impl Entities {
         let RecoveredState {
             definitions,
             queues,
-            messages,
+            mut messages,
             progress,
             tickets,
             sources: _,
@@ -71,6 +72,7 @@ impl Entities {
         for definition in ids {
             self.restore_id(definition, context);
         }
+        self.record_restored(&queues, &keys, &mut messages, context);
         // Messages without progress are in order already; the others are inserted by rank.
         let mut moved = Vec::new();
         let mut known = progress.iter().peekable();
@@ -121,6 +123,35 @@ impl Entities {
         for (sequence, arrival) in transferred {
             context.record(Record::Settle(sequence));
             release_once_settled(arrival, context);
+        }
+    }
+
+    /// Numbers the messages that have no number yet, and records one event for all messages of each queue.
+    fn record_restored(
+        &self,
+        queues: &[QueueAddress],
+        keys: &[usize],
+        messages: &mut [RecoveredMessage],
+        context: &mut Context<'_>,
+    ) {
+        if context.state.history.is_none() {
+            return;
+        }
+        let mut numbers: Vec<NumberSet> =
+            std::iter::repeat_with(NumberSet::default).take(queues.len()).collect();
+        for message in messages {
+            let Some(numbers) = numbers.get_mut(message.queue as usize) else { continue };
+            if message.number == MessageNumber(0) {
+                message.number = context.number();
+            }
+            numbers.add(message.number.0);
+        }
+        for ((queue, key), numbers) in queues.iter().zip(keys).zip(numbers) {
+            if let Some(queue) = self.channels[*key].queues.get(&queue.id)
+                && let Some(history) = &mut context.state.history
+            {
+                history.restored(context.now, &queue.metadata.address, &numbers.into_ranges());
+            }
         }
     }
 

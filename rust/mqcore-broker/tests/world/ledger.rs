@@ -30,11 +30,20 @@ impl Ledger {
             each_step(&block.bytes, &mut |step| {
                 steps += 1;
                 let reason = step.reason.map(str::to_owned);
-                *self.counts.entry((step.kind, reason.clone())).or_default() += 1;
+                let messages = step.numbers.map_or(1, |numbers| numbers.count());
+                *self.counts.entry((step.kind, reason.clone())).or_default() += messages;
                 self.steps.push((step.kind, reason, step.number.0, step.last));
                 match step.kind {
                     LifecycleKind::Started | LifecycleKind::Gap => return,
-                    LifecycleKind::Produced | LifecycleKind::Arrived | LifecycleKind::Restored => {
+                    LifecycleKind::Restored => {
+                        let ranges = step.numbers.expect("a restart names all messages").iter();
+                        for number in ranges.flat_map(|(first, last)| first..=last) {
+                            self.opened += 1;
+                            let before = self.open.insert(MessageNumber(number), step.queue.to_owned());
+                            assert_eq!(before, None, "message {number} came twice");
+                        }
+                    }
+                    LifecycleKind::Produced | LifecycleKind::Arrived => {
                         self.opened += 1;
                         let before = self.open.insert(step.number, step.queue.to_owned());
                         assert_eq!(before, None, "message {} came twice", step.number.0);
@@ -60,7 +69,7 @@ impl Ledger {
         }
     }
 
-    /// Number of steps of this kind.
+    /// Number of steps of this kind; of a step about several messages, their number.
     pub fn count(&self, kind: LifecycleKind) -> u64 {
         self.counts.iter().filter(|((counted, _), _)| *counted == kind).map(|(_, count)| count).sum()
     }

@@ -229,10 +229,21 @@ fn read(history: &HistoryDir, id: &str) -> Result<(bool, Vec<HistoryStep>), Hist
             rows.column(2).as_primitive::<TimestampMicrosecondType>(),
         );
         for row in 0..rows.num_rows() {
-            let key = (shards.value(row) as u32, numbers.value(row) as u64);
-            if rows.column(1).is_valid(row) && keys.contains(&key) && steps.len() < STEPS_MAX {
-                steps.push(HistoryStep { key, at_us: times.value(row), answer: describe_step(rows, row) });
+            if rows.column(1).is_null(row) {
+                continue;
             }
+            let number = numbers.value(row).cast_unsigned();
+            let shard = shards.value(row).cast_unsigned();
+            let mut named: Vec<Key> = Vec::new();
+            for (first, last) in ranges_of(rows, row).unwrap_or_else(|| vec![(number, number)]) {
+                named.extend(keys.range((shard, first)..=(shard, last)));
+            }
+            named.truncate(STEPS_MAX - steps.len());
+            steps.extend(named.into_iter().map(|key| HistoryStep {
+                key,
+                at_us: times.value(row),
+                answer: describe_step(rows, row, key),
+            }));
         }
     })?;
     steps.sort_by_key(|step| step.at_us);
@@ -240,7 +251,7 @@ fn read(history: &HistoryDir, id: &str) -> Result<(bool, Vec<HistoryStep>), Hist
 }
 
 /// The first three are read by index; for the others see [`describe_step`].
-const COLUMNS: [&str; 17] = [
+const COLUMNS: [&str; 18] = [
     "shard",
     "number",
     "timestamp",
@@ -258,7 +269,22 @@ const COLUMNS: [&str; 17] = [
     "consumer_name",
     "consumer_type",
     "consumer_protocol",
+    "numbers",
 ];
+
+/// Index of `numbers` in [`COLUMNS`].
+const NUMBERS: usize = 17;
+
+/// First and last numbers of the messages that a step stands for; `None`: it stands for one message.
+fn ranges_of(rows: &RecordBatch, row: usize) -> Option<Vec<(u64, u64)>> {
+    let ranges = rows.column(NUMBERS).as_list::<i32>();
+    let ranges = ranges.is_valid(row).then(|| ranges.value(row))?;
+    let ranges = ranges.as_struct();
+    let [first, last] =
+        [0, 1].map(|column| ranges.column(column).as_primitive::<Int64Type>().values().to_vec());
+    let unsigned = |(first, last): (i64, i64)| (first.cast_unsigned(), last.cast_unsigned());
+    Some(first.into_iter().zip(last).map(unsigned).collect())
+}
 
 fn each_batch(
     history: &HistoryDir,
@@ -279,7 +305,7 @@ fn each_batch(
     Ok(())
 }
 
-fn describe_step(rows: &RecordBatch, row: usize) -> StepAnswer {
+fn describe_step(rows: &RecordBatch, row: usize, (shard, number): Key) -> StepAnswer {
     let text = |column: usize| {
         let column = rows.column(column);
         column.is_valid(row).then(|| column.as_string::<i32>().value(row).to_owned())
@@ -294,8 +320,8 @@ fn describe_step(rows: &RecordBatch, row: usize) -> StepAnswer {
     };
     let attempt = rows.column(3);
     StepAnswer {
-        shard: rows.column(0).as_primitive::<Int32Type>().value(row) as u32,
-        number: rows.column(1).as_primitive::<Int64Type>().value(row) as u64,
+        shard,
+        number,
         at_ms: rows.column(2).as_primitive::<TimestampMicrosecondType>().value(row) / 1000,
         attempt: attempt.is_valid(row).then(|| attempt.as_primitive::<Int32Type>().value(row)),
         last: rows.column(4).as_boolean().value(row),
