@@ -33,10 +33,12 @@ pub(crate) enum Urgent {
     StorageAccepts,
     Loaded(Loaded),
     Answer(Answer),
-    /// A request of the operator.
-    Operate(Box<Request>),
-    /// The configuration is applied again.
-    Declare(Box<Declaration>),
+    /// A request of the operator that changes this queue.
+    Operate(QueueAddress, Box<Request>),
+    /// The operator applies the configuration of this queue again.
+    Declare(QueueAddress, Box<Declaration>),
+    /// A declaration has succeeded, which one that was rejected may need.
+    DeclareAgain,
     /// The program registers a delivery handler.
     Handler(Box<HandlerSpec>),
     /// Runs of schedules, and other commands of the thread that runs schedules.

@@ -22,6 +22,7 @@
 //! | A cache has the latest confirmed message. | `stale`, `lost` |
 //! | Each publish on a working connection is answered. | `unanswered` |
 //! | A client may connect, bind and consume, unless a disk is faulty or a queue was removed. | `refused` |
+//! | An operator may restore every queue in a calm. | `refused` |
 //! | The broker does not panic, and comes to rest. | `panic`, `livelock` |
 //! | The broker starts after every crash, and reports no damage. | `damage` |
 

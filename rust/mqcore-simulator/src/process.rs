@@ -403,6 +403,9 @@ impl Process {
         }
         self.ask_handlers(shard, &out.questions, scene);
         self.notify_schedules(out.scheduling, out.found, scene);
+        if out.has_declared {
+            self.declare_again(scene);
+        }
         if more {
             self.wake_shard(shard, scene);
         } else if deadline < self.shard_timers[shard] || self.shard_timers[shard] <= scene.timestamp() {
@@ -425,15 +428,30 @@ impl Process {
         let address = QueueAddress::parse(&queue.address).expect("a valid address");
         let shard = address.channel.shard(self.terms.placement);
         let urgent = match change.request(index, queues) {
-            Some(request) => Urgent::Operate(Box::new(request)),
+            Some(request) => Urgent::Operate(address, Box::new(request)),
             None => {
                 // Its handler is what it was before; it may not be registered yet.
                 let delivery_handler = queue.changes().delivery_handler.filter(|_| queue.handler.is_none());
                 let changes = QueueChanges { delivery_handler, ..queue.changes() };
-                Urgent::Declare(Box::new(Declaration::Queue(address, Box::new(changes))))
+                let declaration = Declaration::Queue(address.clone(), Box::new(changes));
+                Urgent::Declare(address, Box::new(declaration))
             }
         };
         self.send_urgent(shard, urgent, scene);
+    }
+
+    /// Tries the declarations again that were rejected, because another one has succeeded.
+    fn declare_again(&mut self, scene: &mut Scene) {
+        for shard in 0..self.shards.len() {
+            if self.shards[shard].as_ref().is_some_and(|task| task.undeclared().is_some()) {
+                self.send_urgent(shard, Urgent::DeclareAgain, scene);
+            }
+        }
+    }
+
+    /// A queue that the operator cannot restore so far, and the reason.
+    pub(crate) fn undeclared(&self) -> Option<String> {
+        self.shards.iter().flatten().find_map(|task| task.undeclared())
     }
 
     fn ask_handlers(&mut self, shard: usize, questions: &[Question], scene: &mut Scene) {

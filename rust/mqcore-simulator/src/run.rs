@@ -452,6 +452,9 @@ impl<'a> Simulation<'a> {
             .map(|queue| self.clients.iter().any(|client| client.is_consumer_of(queue) && client.is_ready()))
             .collect();
         let (now, system_ms) = (self.scene.now, self.scene.system_ms());
+        if let Some(text) = self.process.as_ref().and_then(Process::undeclared) {
+            self.scene.oracle.find("refused", text);
+        }
         self.scene.oracle.calm(&served, now, system_ms);
         self.scene.oracle.doubt_rejections(false, self.scene.now);
         for client in &mut self.clients {

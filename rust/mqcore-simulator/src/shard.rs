@@ -13,6 +13,7 @@ use mqcore_broker::model::effect::{Deliver, Effect, Event, Forwarded, Publicatio
 use mqcore_broker::model::id::{ConnectionId, QueueAddress, RequestId};
 use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::recovery::RecoveredState;
+use mqcore_broker::model::rejection::Rejection;
 use mqcore_broker::model::time::Timestamp;
 use mqcore_broker::model::transfer::{ArrivedMessage, Transfer, TransferEnd};
 use mqcore_broker::shard::Broker;
@@ -40,6 +41,8 @@ pub(crate) struct TaskOutput {
     pub(crate) found: Vec<Vec<(QueueAddress, bool)>>,
     /// Questions to delivery handlers.
     pub(crate) questions: Vec<Question>,
+    /// A declaration has succeeded.
+    pub(crate) has_declared: bool,
 }
 
 /// The connection of the operator, which no socket has.
@@ -62,8 +65,8 @@ pub(crate) struct ShardTask {
     publisher: Arc<Client>,
     /// The client that changes queues. It has no connection and reads no answers.
     operator: Arc<Client>,
-    /// Declarations that the shard could not save. It repeats them once it can.
-    undeclared: Vec<Declaration>,
+    /// Declarations of the operator that were rejected, each with the reason, until the operator changes their queues again.
+    undeclared: BTreeMap<QueueAddress, (Declaration, Rejection)>,
     pub(crate) inbox: VecDeque<Input>,
     pub(crate) urgent: Vec<Urgent>,
     effects: Vec<Effect>,
@@ -88,7 +91,7 @@ impl ShardTask {
             placement,
             publisher: publisher::client(),
             operator: Arc::new(Client { connection: OPERATOR, ..(*publisher::client()).clone() }),
-            undeclared: Vec::new(),
+            undeclared: BTreeMap::new(),
             inbox: VecDeque::new(),
             urgent: Vec::new(),
             effects: Vec::new(),
@@ -122,6 +125,23 @@ impl ShardTask {
         self.more = true;
         let declared = self.broker.declare(declaration, now, &mut self.effects);
         declared.map(drop).map_err(|rejection| rejection.to_string())
+    }
+
+    /// Tries the declarations again that were rejected: a disk may have been full, or a dead-letter queue missing that another
+    /// shard has created since. Each one that succeeds is a reason to try the others again, as when the server starts.
+    fn declare_again(&mut self, now: Timestamp, out: &mut TaskOutput) {
+        let before = self.undeclared.len();
+        self.undeclared.retain(|_, (declaration, why)| {
+            let declared = self.broker.declare(declaration, now, &mut self.effects);
+            declared.map_err(|rejection| *why = rejection).is_err()
+        });
+        out.has_declared |= self.undeclared.len() < before;
+    }
+
+    /// A declaration that is rejected so far, and the reason.
+    pub(crate) fn undeclared(&self) -> Option<String> {
+        let (declaration, why) = self.undeclared.values().next()?;
+        Some(format!("{} cannot be declared: {why}", declaration.subject()))
     }
 
     pub(crate) fn next_timeout(&self) -> Timestamp {
@@ -196,18 +216,21 @@ impl ShardTask {
             Urgent::StorageRefuses(why) => broker.storage_refuses(&why, now, effects),
             Urgent::StorageAccepts => {
                 broker.storage_accepts(now, effects);
-                self.undeclared.retain(|declaration| broker.declare(declaration, now, effects).is_err());
+                self.declare_again(now, out);
             }
-            Urgent::Operate(request) => {
+            Urgent::Operate(queue, request) => {
+                self.undeclared.remove(&queue);
                 let command = Command::Request(RequestId(0), request);
                 broker.command(&self.operator, command, now, effects);
             }
-            // On a full disk it cannot be declared yet.
-            Urgent::Declare(declaration) => {
-                if broker.declare(&declaration, now, effects).is_err() {
-                    self.undeclared.push(*declaration);
+            Urgent::Declare(queue, declaration) => {
+                self.undeclared.remove(&queue);
+                match broker.declare(&declaration, now, effects) {
+                    Ok(_) => out.has_declared = true,
+                    Err(why) => drop(self.undeclared.insert(queue, (*declaration, why))),
                 }
             }
+            Urgent::DeclareAgain => self.declare_again(now, out),
             Urgent::Answer(answer) => broker.answer(answer, now, effects),
             Urgent::Handler(spec) => drop(broker.register_handler(*spec)),
             Urgent::Loaded(loaded) => broker.loaded(loaded, now, effects),
