@@ -11,6 +11,7 @@
 //! | [`lake`] | rounds, retention and expiry of snapshots over both tables; fencing of other writers |
 //! | `compaction` | small files merged into large ones |
 //! | `table` | one Iceberg table: its current snapshot, and commits |
+//! | `usage` | objects that the snapshots of a table use |
 //! | `change` | the content of a commit |
 //! | [`location`] | object store and catalog of an archive |
 //! | `catalog` | which metadata of a table is the current one: in the object store, or at a REST catalog |
@@ -33,3 +34,4 @@ pub mod reading;
 mod schema;
 pub mod store;
 mod table;
+mod usage;

@@ -23,6 +23,7 @@ use crate::schema::{
     Buckets, TablePartition, iceberg_schema, missing_columns, parquet_schema, partition_spec, sort_order,
 };
 use crate::store::Store;
+use crate::usage::Usage;
 
 /// Number of requests in flight while metadata is read.
 const PARALLEL: usize = 16;
@@ -56,6 +57,7 @@ pub(crate) struct IcebergTable {
     live: Vec<LiveFile>,
     parquet: SchemaDescriptor,
     buckets: Buckets,
+    usage: Usage,
     /// Part of the names of new objects.
     epoch: u64,
 }
@@ -113,7 +115,18 @@ impl IcebergTable {
             false => parquet_schema(table, &iceberg_schema(table)?)?,
         };
         let live = live_files(&manifests, schema);
-        Ok(Self { store, catalog, table, current, manifests, live, parquet, buckets, epoch: 0 })
+        Ok(Self {
+            store,
+            catalog,
+            table,
+            current,
+            manifests,
+            live,
+            parquet,
+            buckets,
+            usage: Usage::default(),
+            epoch: 0,
+        })
     }
 
     pub(crate) fn property(&self, name: &str) -> Option<&str> {
@@ -364,69 +377,27 @@ impl IcebergTable {
         if expired.is_empty() {
             return Ok(0);
         }
-        let gone: HashSet<i64> = expired.iter().copied().collect();
-        let all = self.objects(|_| true).await?;
+        let all = self.used().await?;
         let count = expired.len() as u64;
         self.commit(Change { expired, ..Change::default() }, now_ms).await?;
-        let kept = self.objects(|id| !gone.contains(&id)).await?;
+        let kept = self.used().await?;
         let unused: Vec<String> = all.difference(&kept).cloned().collect();
         self.delete_quietly(&unused).await;
         Ok(count)
     }
 
-    /// Returns the names of all objects that the selected snapshots use.
-    async fn objects(&self, wanted: impl Fn(i64) -> bool) -> Result<HashSet<String>, LakeError> {
-        let mut names = HashSet::new();
-        let mut manifests: HashMap<String, ManifestFile> = HashMap::new();
-        let lists: Vec<_> = self
-            .current
-            .metadata
-            .snapshots()
-            .filter(|snapshot| wanted(snapshot.snapshot_id()))
-            .map(|snapshot| snapshot.manifest_list().to_owned())
-            .collect();
-        let mut read = futures_util::stream::iter(lists.into_iter().map(|list| async move {
-            let bytes = self.store.read(self.name_of(&list)?).await?;
-            Ok::<_, LakeError>((list, decode_list(&bytes)?))
-        }))
-        .buffer_unordered(PARALLEL);
-        while let Some((list, files)) = read.try_next().await? {
-            names.insert(self.name_of(&list)?.to_owned());
-            manifests.extend(files.into_iter().map(|file| (file.manifest_path.clone(), file)));
-        }
-        drop(read);
-        let known: HashMap<&str, &Vec<ManifestEntryRef>> =
-            self.manifests.iter().map(|known| (known.file.manifest_path.as_str(), &known.live)).collect();
-        let mut unknown = Vec::new();
-        for (path, file) in manifests {
-            names.insert(self.name_of(&path)?.to_owned());
-            match known.get(path.as_str()) {
-                Some(live) => {
-                    for entry in live.iter() {
-                        names.insert(self.name_of(entry.file_path())?.to_owned());
-                    }
-                }
-                None => unknown.push(file),
-            }
-        }
-        let mut read = futures_util::stream::iter(
-            unknown.iter().map(|file| async move { read_manifest(&self.store, file).await }),
-        )
-        .buffer_unordered(PARALLEL);
-        while let Some(live) = read.try_next().await? {
-            for entry in live {
-                names.insert(self.name_of(entry.file_path())?.to_owned());
-            }
-        }
-        Ok(names)
+    /// Returns the names of all objects that the snapshots use.
+    async fn used(&mut self) -> Result<HashSet<String>, LakeError> {
+        self.usage.update(&self.store, &self.current.metadata).await?;
+        self.usage.names(&self.store)
     }
 
     /// Deletes what interrupted commits of earlier epochs have left. Objects of other programs stay.
     ///
     /// The table must have been committed to in this epoch, because a delayed commit of an earlier one could otherwise still
     /// make use of these objects.
-    pub(crate) async fn remove_orphans(&self) -> Result<u64, LakeError> {
-        let used = self.objects(|_| true).await?;
+    pub(crate) async fn remove_orphans(&mut self) -> Result<u64, LakeError> {
+        let used = self.used().await?;
         let logged: HashSet<&str> = self
             .current
             .metadata
