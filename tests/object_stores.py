@@ -65,14 +65,14 @@ class ObjectStore:
 
 
 @contextlib.contextmanager
-def moto_server() -> Iterator[ObjectStore]:
-    """moto as a program of its own. It honors ``If-None-Match``."""
+def moto_server(**settings: str) -> Iterator[ObjectStore]:
+    """moto as a program of its own. It honors ``If-None-Match``. `settings` are variables of its environment."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     process = programs.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | CREDENTIALS
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | CREDENTIALS | settings
     )
     try:
         wait_until(lambda: answers(port), limit=60, what="the S3 server")

@@ -705,19 +705,31 @@ class JournalSelection:
 # history
 
 _Ends: TypeAlias = tuple[int, str, int, int]
-_Piece: TypeAlias = tuple[int, str, int, int, list[int], int, int]
+_Piece: TypeAlias = tuple[int, str, int, int, list[int], int, int, tuple[str | None, str | None] | None]
+_Store: TypeAlias = tuple[list[str], list[tuple[str, str]]]
+"""Settings ``name=value`` of an object store, and environment variables of another process."""
 
 def history_columns(name: str) -> list[tuple[str, str, str]]:
     """Return the columns of a view: name, Spark type, and when it is shown."""
+
+def object_archive_bytes(url: str, options: list[str]) -> int:
+    """Return the size in bytes of all objects of an archive, also of metadata and of earlier snapshots."""
 
 def object_archive_manifest(url: str, options: list[str]) -> str | None:
     """Return the files of an archive on object storage as JSON, or `None` if there are no tables."""
 
 @final
 class History:
-    """The history in a data directory, whether a broker runs on it or not."""
+    """The history in a data directory, whether a broker runs on it or not, or the archived part on object storage."""
 
-    def __new__(cls, path: str) -> History: ...
+    def __new__(cls, path: str, store: _Store = ...) -> History: ...
+    @staticmethod
+    def of_archive(url: str, store: _Store) -> History:
+        """Open an archive on object storage. Sends no request. Raises `ConfigError` for an invalid URL or setting."""
+    def archived_queues(self) -> set[str]:
+        """Return queues in the archive on object storage that its metadata contains."""
+    def archived_from(self) -> list[tuple[int, int]]:
+        """Return for each shard in the archive on object storage the sequence at which it begins."""
     def ends(self) -> list[_Ends]:
         """Return for each shard: its number, its journal, the earliest sequence, and that behind the latest."""
     def pieces(self, request: str, stretches: list[tuple[int, int, int]], target_bytes: int) -> list[_Piece]:

@@ -37,6 +37,8 @@ from __future__ import annotations
 __all__ = [
     "AlreadyExists",
     "AlreadyRunning",
+    "ArchiveDenied",
+    "ArchiveUnreachable",
     "AuthFailed",
     "AuthorityError",
     "AuthorityMissing",
@@ -142,6 +144,14 @@ class DataDirMissing(DataDirError, LookupError):
 
 class DataDirUnreadable(DataDirError):
     """The system refuses to read it, or it is of another version of mqcore."""
+
+
+class ArchiveDenied(DataDirUnreadable, PermissionError):
+    """The object store of an archive refuses the credentials, or there are none."""
+
+
+class ArchiveUnreachable(DataDirUnreadable, ConnectionError):
+    """The object store of an archive does not answer."""
 
 
 class HistoryLost(DataDirError):

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from mqcore import errors
-from mqcore.spark.options import EARLIEST, LATEST, Positions, ReadOptions, WriteOptions, byte_count, local_path
+from mqcore.spark.objects import Joined, Objects
+from mqcore.spark.options import EARLIEST, LATEST, Positions, ReadOptions, WriteOptions, byte_count
 from mqcore.spark.origin import Directory, Ends, Remote
+from mqcore.spark.place import ObjectArchive, archive_url, local_path, place_of
 from mqcore.spark.plan import Bounds, Plan, columns_of, ddl
 
 PATH = {"path": "/data"}
@@ -120,7 +122,7 @@ def test_options_of_reading_have_values(given: dict[str, str], member: str, valu
         ({"endingOffsets": "soon"}, "endingOffsets must be earliest, latest, or JSON"),
         ({"endingTimestamp": "noon"}, "endingTimestamp must be Unix milliseconds or a time .* not 'noon'"),
         ({"maxPartitionBytes": "0"}, "maxPartitionBytes must be a size such as 64m, not '0'"),
-        ({"path": "s3a://bucket/data"}, r"the file system s3a cannot be read\. Mount it, .* option admin"),
+        ({"path": "hdfs://host/data"}, r"the file system hdfs cannot be read\. Mount it, .* option admin"),
         ({"path": "/here/hdfs:/data"}, "the file system hdfs cannot be read"),
         ({"assign": '{"a": [0]}', "subscribe": "b"}, "subscribe and assign exclude each other"),
         ({"assign": "[0, 1]"}, "assign must be JSON with the shards of each channel or queue"),
@@ -143,7 +145,10 @@ def test_options_of_reading_have_values(given: dict[str, str], member: str, valu
         ({"timeout": "0"}, "timeout must be a time above 0 such as 30s or 15m, not '0'"),
         ({"retries": "-1"}, "retries must be an integer of at least 0, not '-1'"),
         ({"failOnMissingQueue": "no"}, "failOnMissingQueue must be true or false, not 'no'"),
-        ({"paths": '["/a", "/b"]'}, "a query reads one data directory"),
+        ({"paths": '["/a", "/b"]'}, "a query reads one data directory or archive"),
+        ({"archive": "s3://bucket/prefix"}, "path and archive exclude each other"),
+        ({"path": "/data", "archiveOptions": "aws_region=eu-central-1"}, "archiveOptions must be JSON with settings"),
+        ({"path": "/data", "archiveOptions": "[1]"}, "archiveOptions must be JSON with settings"),
         ({"paths": "/a"}, "paths must be a JSON list of paths"),
         ({"admin": "http://127.0.0.1:2627"}, "path and admin exclude each other"),
     ],
@@ -171,7 +176,9 @@ def test_size_of_a_batch_is_an_error_without_a_stream(name: str) -> None:
 
 
 def test_reading_needs_a_directory_or_an_admin_side() -> None:
-    with pytest.raises(errors.ConfigError, match=r"say either where the data directory .* CREATE TEMPORARY VIEW"):
+    with pytest.raises(
+        errors.ConfigError, match=r"say where the history is: the data directory .* CREATE TEMPORARY VIEW"
+    ):
         ReadOptions.parse({})
     options = ReadOptions.parse({"admin": "http://127.0.0.1:2627", "token": "t"})
     assert (options.paths, options.admin, options.token) == ((), "http://127.0.0.1:2627", "t")
@@ -187,6 +194,37 @@ def test_paths_are_absolute_and_of_the_local_file_system(monkeypatch: pytest.Mon
     assert read(paths='["/one"]').paths == ("/one",)
     plan = Plan.of(read(path=str(tmp_path)), [("value", "binary")])
     assert plan.options.paths == (str(tmp_path),)
+
+
+def test_urls_of_object_stores_name_an_archive(tmp_path: Path) -> None:
+    for url in ("s3://bucket/a/b", "s3a://bucket/a", "gs://bucket/a", "az://container/a", "abfss://c@a.host/b"):
+        options = ReadOptions.parse({"path": url})
+        assert (options.archive, options.paths, options.place) == (url, (), url)
+        assert archive_url(str(Path("/here", url))) == url, "as pathlib makes it of a URL"
+        assert place_of(Path(url)) == ObjectArchive(url)
+    store = {"archiveOptions": '{"aws_region": "eu-central-1", "aws_allow_http": true}'}
+    options = ReadOptions.parse({"archive": "s3://bucket/a", "admin": "http://127.0.0.1:2627", **store})
+    assert options.archive_options == ("aws_region=eu-central-1", "aws_allow_http=true")
+    assert options.place == "http://127.0.0.1:2627"
+    origin = Plan.of(options, [("value", "binary")]).origin()
+    assert isinstance(origin, Joined)
+    assert isinstance(
+        Plan.of(ReadOptions.parse({"archive": tmp_path.as_uri()}), [("value", "binary")]).origin(), Objects
+    )
+    with pytest.raises(errors.ConfigError, match=r"archive must be the URL of an archive .* not '/data'"):
+        ReadOptions.parse({"archive": "/data"})
+    with pytest.raises(errors.ConfigError, match="archiveOptions are for an archive on object storage"):
+        ReadOptions.parse({"admin": "http://127.0.0.1:2627", **store})
+
+
+def test_file_url_names_an_archive_if_it_has_tables(tmp_path: Path) -> None:
+    tables = tmp_path / "lake" / "messages" / "metadata"
+    tables.mkdir(parents=True)
+    url = (tmp_path / "lake").as_uri()
+    assert (read(path=url).archive, read(path=url).paths) == (url, ())
+    (tmp_path / "lake" / "format").touch()
+    assert (read(path=url).archive, read(path=url).paths) == (None, (str(tmp_path / "lake"),))
+    assert place_of(tmp_path) == tmp_path
 
 
 @pytest.mark.parametrize(

@@ -264,7 +264,7 @@ def test_invalid_options_have_clear_errors(spark: SparkSession, recorded: Record
     assert "did you mean subscribe" in unknown.splitlines()[0], "the reason comes first"
     assert "Traceback" not in unknown
     assert "no message has ever entered the channel or queue 'order'" in refused(recorded.data_dir, subscribe="order")
-    assert "the file system s3a cannot be read" in refused(Path("s3a://bucket/data"))
+    assert "the file system hdfs cannot be read" in refused(Path("hdfs://host/data"))
     assert "maxOffsetsPerTrigger is only for spark.readStream" in refused(recorded.data_dir, maxOffsetsPerTrigger="5")
     assert "use path" in refused(recorded.data_dir, nonsense="1")
     assert "unknown column 'body'" in refused(recorded.data_dir, columns="body")

@@ -17,6 +17,7 @@ from mqcore.cli import options, output
 from mqcore.cli.exit_code import ExitCode, exit_code
 from mqcore.cli.group import CommandGroup
 from mqcore.cli.pipeline_commands import COMMANDS
+from mqcore.cli.pipeline_source import arguments, source, source_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,13 +62,7 @@ def _analysis(command: _F) -> _F:
         click.option(
             "--out", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Directory for the results."
         ),
-        click.option(
-            "--journal",
-            metavar="DIR",
-            required=True,
-            type=click.Path(path_type=Path),
-            help="Data directory of the broker, with its journals and its archive. Opened read-only.",
-        ),
+        source_options,
         click.argument("names", metavar="NAME...", nargs=-1, required=True),
     ):
         command = add(command)
@@ -83,6 +78,8 @@ def _analysis(command: _F) -> _F:
 def run(
     names: tuple[str, ...],
     journal: Path,
+    journal_admin: str | None,
+    journal_option: tuple[str, ...],
     out: Path,
     master: str | None,
     driver_memory: str,
@@ -91,7 +88,7 @@ def run(
     every: float,
     as_json: bool,
 ) -> int:
-    """Run pipelines over a data directory. Each writes Parquet tables to DIR/NAME and a report to DIR/NAME.html.
+    """Run pipelines over the history of a broker. Each writes Parquet tables to DIR/NAME and a report to DIR/NAME.html.
 
     Several pipelines share one Spark session, which saves its start-up time. --set applies to each pipeline that has
     the option. DIR/index.html lists the reports.
@@ -105,6 +102,7 @@ def run(
     if follow and len(names) > 1:
         raise click.UsageError(f"--follow takes one pipeline; {len(names)} were given")
     pairs = dict(_pair(text) for text in given)
+    history = source(journal, journal_admin, journal_option)
     ok = True
     with _session(names, master, driver_memory) as spark:
         chosen = catalogue.parsed(names, pairs)
@@ -112,10 +110,10 @@ def run(
             with _shown(name) as progress:
                 if follow:
                     for outcome in catalogue.follow(
-                        name, spark, journal, out, every=every, progress=progress, **chosen[name]
+                        name, spark, history, out, every=every, progress=progress, **chosen[name]
                     ):
                         _print(outcome, as_json=as_json)
-                outcome = catalogue.run(name, spark, journal, out, progress=progress, **chosen[name])
+                outcome = catalogue.run(name, spark, history, out, progress=progress, **chosen[name])
             _print(outcome, as_json=as_json)
             ok &= outcome.ok
     return ExitCode.DONE if ok else ExitCode.DAMAGED
@@ -142,6 +140,8 @@ def run(
 def schedule(
     names: tuple[str, ...],
     journal: Path,
+    journal_admin: str | None,
+    journal_option: tuple[str, ...],
     out: Path,
     master: str | None,
     driver_memory: str,
@@ -166,8 +166,15 @@ def schedule(
     pairs = dict(_pair(text) for text in given)
     catalogue.parsed(names, pairs)
     at = time_of_day(at_text)
+    history = source(journal, journal_admin, journal_option)
     if systemd is not None:
-        place = ["--journal", str(journal.absolute()), "--out", str(out.absolute()), "--driver-memory", driver_memory]
+        place = [
+            *arguments(journal, journal_admin, journal_option),
+            "--out",
+            str(out.absolute()),
+            "--driver-memory",
+            driver_memory,
+        ]
         place += ["--master", master] if master else []
         place += [part for text in given for part in ("--set", text)]
         command = [sys.executable, "-m", "mqcore", "pipeline", "run", *names, *place]
@@ -186,7 +193,7 @@ def schedule(
         moment = next_run(datetime.now().astimezone(), at, jitter)
         output.talk(f"next run: {moment:%Y-%m-%d %H:%M:%S %Z}")
         _sleep_until(moment)
-        code = _nightly(names, journal, out, master, driver_memory, pairs, as_json=as_json)
+        code = _nightly(names, history, out, master, driver_memory, pairs, as_json=as_json)
         runs += 1
     return code
 
@@ -231,7 +238,7 @@ def _session(names: Sequence[str], master: str | None, driver_memory: str) -> It
 
 def _nightly(
     names: Sequence[str],
-    journal: Path,
+    history: os.PathLike[str],
     out: Path,
     master: str | None,
     driver_memory: str,
@@ -250,7 +257,7 @@ def _nightly(
             for name in names:
                 try:
                     with _shown(name) as progress:
-                        outcome = catalogue.run(name, spark, journal, out, progress=progress, **chosen[name])
+                        outcome = catalogue.run(name, spark, history, out, progress=progress, **chosen[name])
                 except errors.MqcoreError as error:
                     output.talk(f"mqcore: {name}: {error}")
                     code = code or exit_code(error)

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from mqcore.cli import options, output, target
+from mqcore.cli.pipeline_source import source_options
 
 __all__ = ["COMMANDS"]
 
@@ -28,13 +29,7 @@ def _place(command: _F) -> _F:
         click.option(
             "--out", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Directory for the results."
         ),
-        click.option(
-            "--journal",
-            metavar="DIR",
-            required=True,
-            type=click.Path(path_type=Path),
-            help="Data directory of the broker, with its journals and its archive. Opened read-only.",
-        ),
+        source_options,
     ):
         command = add(command)
     return command

@@ -15,11 +15,13 @@ from mqcore.spark.archive import archive, newest_manifest
 from mqcore.spark.bulk import read
 from mqcore.spark.jvm import Java, JavaMissing, ensure_java, find_java
 from mqcore.spark.lag import ShardLag, lag, lag_listener
+from mqcore.spark.place import ObjectArchive
 from mqcore.spark.session import register, session
 
 __all__ = [
     "Java",
     "JavaMissing",
+    "ObjectArchive",
     "ShardLag",
     "archive",
     "ensure_java",

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from mqcore import _core, errors
-from mqcore.spark.archive import listed_in_driver, newest_manifest, table_schema
-from mqcore.spark.options import local_path
+from mqcore import errors
+from mqcore.spark.files import FileList, Table, table_schema
+from mqcore.spark.place import ObjectArchive, local_path
 
 if TYPE_CHECKING:
-    import os
-
     from pyspark.sql import Column, DataFrame, SparkSession
 
 __all__ = ["read"]
@@ -27,7 +27,7 @@ _TAIL = {"time": "timestamp", "body": "value"}
 def read(
     spark: SparkSession,
     source: str | os.PathLike[str],
-    table: Literal["messages", "steps"] = "messages",
+    table: Table = "messages",
     *,
     admin: str | None = None,
     token: str | None = None,
@@ -58,61 +58,57 @@ def read(
     """
     from pyspark.sql import functions as f
 
-    schema = table_schema(table)
-    manifest, root = _manifest(source, options)
-    if manifest is None and root is None and admin is None:
-        raise errors.DataDirMissing(f"{source} has no archive; run the broker with archive_url={source}")
-    reaches = {int(shard): reach["notes"] for shard, reach in (manifest or {}).get("shards", {}).items()}
+    place = _place(source, tuple(options))
+    table_schema(table)
+    is_archive = False
+    if isinstance(place, ObjectArchive):
+        is_archive = True
+        admin, token = admin or place.admin, token or place.token
+    found = FileList.of(place, options)
+    if found is None and is_archive and admin is None:
+        raise errors.DataDirMissing(f"{source} has no archive; run the broker with archive_url={os.fspath(place)}")
     wanted = None if queues is None else sorted({queue.lower() for queue in queues})
-    files = [file for file in (manifest or {}).get("files", ()) if file["table"] == table and _may_have(file, wanted)]
-    if files:
-        with listed_in_driver(spark):
-            rows = spark.read.schema(schema).parquet(*(_path(root, file["path"]) for file in files))
-        rows = rows.where(_archived(files, reaches))
+    if found is None:
+        rows = spark.createDataFrame([], table_schema(table))
     else:
-        rows = spark.createDataFrame([], schema)
-    if root is not None or admin is not None:
-        rows = rows.unionByName(_tail(spark, root, admin, token, table, reaches, rows.columns))
+        rows = found.rows(spark, table, lambda file: _may_have(file, wanted))
+    if admin is not None or not is_archive:
+        load = {"path": str(place)} if admin is None else {"admin": admin} | ({"token": token} if token else {})
+        rows = _with_others(spark, rows, load, table, found)
     return rows if wanted is None else rows.where(f.lower("queue").isin(wanted))
 
 
-def _manifest(source: str | os.PathLike[str], options: Sequence[str]) -> tuple[dict[str, Any] | None, Path | None]:
-    """Return the newest list of files, and the data directory unless `source` is a URL."""
+def _place(source: str | os.PathLike[str], options: tuple[str, ...]) -> ObjectArchive | Path:
+    """Return what `source` names. A URL is always that of an archive."""
+    if isinstance(source, ObjectArchive):
+        return replace(source, options=(*source.options, *options))
     text = str(source)
-    if "://" in text:
-        return _remote(text, options), None
-    root = Path(local_path("source", text))
-    location = root / "archive.json"
-    if not location.exists():
-        return newest_manifest(root / "archive"), root
-    known = json.loads(location.read_bytes())
-    own = [f"{name}={value}" for name, value in known["options"].items()]
-    remote = _remote(known["url"], [*own, *options])
-    earlier = newest_manifest(root / "archive")
-    if remote is None or earlier is None:
-        return remote or earlier, root
-    for shard, reach in earlier["shards"].items():
-        later = remote["shards"].setdefault(shard, reach)
-        if later["journal"] == reach["journal"]:
-            later["notes"] = max(later["notes"], reach["notes"])
-    remote["files"] = [*earlier["files"], *remote["files"]]
-    return remote, root
+    return ObjectArchive(text, options=options) if "://" in text else Path(local_path("source", text))
 
 
-def _remote(url: str, options: Sequence[str]) -> dict[str, Any] | None:
-    manifest = _core.object_archive_manifest(url, list(options))
-    return None if manifest is None else json.loads(manifest)
+def _with_others(
+    spark: SparkSession, rows: DataFrame, load: Mapping[str, str], table: Table, archived: FileList | None
+) -> DataFrame:
+    """Add the rows that are not in the archive: later ones, and those of an earlier archive."""
+    from mqcore.spark.options import ReadOptions
+    from mqcore.spark.plan import Plan
+
+    if archived is None:
+        return rows.unionByName(_others(spark, load, table, rows.columns))
+    ends = Plan.of(ReadOptions.parse(load, streaming=False), [("sequence", "bigint")]).origin().ends()
+    begins, reaches = archived.extent(ends, load.get("admin"))
+    columns = rows.columns
+    rows = rows.unionByName(_others(spark, load, table, columns, startingOffsets=_sequences(reaches)))
+    if any(begins.values()):
+        rows = rows.unionByName(_others(spark, load, table, columns, endingOffsets=_sequences(begins)))
+    return rows
 
 
-def _path(root: Path | None, path: str) -> str:
-    """Return a file's path as Spark needs it: Hadoop knows S3 as ``s3a``."""
-    if ":/" not in path:
-        assert root is not None
-        return str(root / "archive" / path)
-    return path.replace("s3://", "s3a://", 1) if path.startswith("s3://") else path
+def _sequences(notes: Mapping[int, int]) -> str:
+    return json.dumps({str(shard): number << _POSITION_BITS for shard, number in notes.items()})
 
 
-def _may_have(file: dict[str, Any], wanted: list[str] | None) -> bool:
+def _may_have(file: Mapping[str, Any], wanted: list[str] | None) -> bool:
     """Whether a file may have rows of one of these queues."""
     if wanted is None:
         return True
@@ -125,38 +121,14 @@ def _may_have(file: dict[str, Any], wanted: list[str] | None) -> bool:
     return file["channel"] is not None and f"{file['channel']}/{file['queue_id']}".lower() in wanted
 
 
-def _archived(files: list[dict[str, Any]], reaches: dict[int, int]) -> Column:
-    """Select rows below the end of the archive; an interrupted round may have committed more to one of the tables."""
+def _others(spark: SparkSession, load: Mapping[str, str], table: Table, columns: list[str], **bounds: str) -> DataFrame:
+    """Return rows of the data source with the columns of the archive."""
     from pyspark.sql import functions as f
 
-    condition = f.lit(True)
-    for shard, reach in reaches.items():
-        if any(file["shard"] == shard and file["max_note"] >= reach for file in files):
-            condition = condition & ((f.col("shard") != shard) | (f.col("note") < reach))
-    return condition
-
-
-def _tail(
-    spark: SparkSession,
-    root: Path | None,
-    admin: str | None,
-    token: str | None,
-    table: str,
-    reaches: dict[int, int],
-    columns: list[str],
-) -> DataFrame:
-    """Return the rows that are not in the archive, with its columns."""
-    from pyspark.sql import functions as f
-
-    starts = {str(shard): reach << _POSITION_BITS for shard, reach in reaches.items()}
     reader = spark.read.format("mqcore").option("view", table).option("includeMeta", "true")
     if table == "messages":
         reader = reader.option("includeHeaders", "true")
-    if starts:
-        reader = reader.option("startingOffsets", json.dumps(starts))
-    if token is not None:
-        reader = reader.option("token", token)
-    found = reader.option("admin", admin).load() if admin is not None else reader.load(str(root))
+    found = reader.options(**{**load, **bounds}).load()
     made: dict[str, Column] = {
         "note": f.shiftright("sequence", _POSITION_BITS),
         "position": f.col("sequence").bitwiseAND((1 << _POSITION_BITS) - 1).cast("int"),

@@ -10,13 +10,12 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final, Literal
-from urllib.parse import urlsplit
 
 from mqcore import errors
+from mqcore.spark.place import archive_url, local_path
 
 __all__ = ["EARLIEST", "LATEST", "ReadOptions", "WriteOptions", "byte_count"]
 
@@ -34,6 +33,8 @@ _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimest
 _READ: Final = (
     "path",
     "paths",
+    "archive",
+    "archiveOptions",
     "admin",
     "token",
     "ca",
@@ -78,8 +79,6 @@ _WRITE: Final = (
 _ENGINE: Final = frozenset({"queryname", "outputmode", "trigger"})
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
 _TIME_UNITS: Final = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
-_URL: Final = re.compile(r"(?:^|/)([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
-"""A URL, also one that `pathlib` has made a relative path of. A single letter is a drive."""
 
 
 def _checked(options: Mapping[str, str], known: Iterable[str], where: str) -> dict[str, str]:
@@ -256,6 +255,10 @@ class ReadOptions:
     key: str | None = None
     timeout: float = 60.0
     retries: int = 10
+    archive: str | None = None
+    """URL of an archive on object storage."""
+    archive_options: tuple[str, ...] = field(default=(), repr=False)
+    """Settings ``name=value`` of the object store, which can be secrets."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool | None = None) -> ReadOptions:
@@ -266,16 +269,7 @@ class ReadOptions:
         given = _checked(options, _READ, "reading mqcore")
         if streaming is not None:
             _check_kind(given, streaming)
-        paths = _paths(given)
-        if bool(paths) == ("admin" in given):
-            raise errors.ConfigError(
-                "say either where the data directory of the broker is (load or path), or where its admin side "
-                "listens (admin), such as http://HOST:2627. A table of CREATE TABLE ... USING mqcore has no options; "
-                "use CREATE TEMPORARY VIEW ... USING mqcore OPTIONS (path '...')"
-                if not paths
-                else "path and admin exclude each other; say either where the data directory of the broker is, or "
-                "where its admin side listens"
-            )
+        archive, paths = _places(given)
         if (view := given.get("view", "messages").strip().lower()) not in {"messages", "steps"}:
             raise errors.ConfigError(f"view must be messages or steps, not {given['view']!r}")
         selections = [name for name in _SELECTIONS if name in given]
@@ -312,12 +306,16 @@ class ReadOptions:
             key=given.get("key"),
             timeout=_seconds(given, "timeout", 60.0),
             retries=10 if retries is None else retries,
+            archive=archive,
+            archive_options=_store_options(given),
         )
 
     @property
     def place(self) -> str:
         """Where the history is, for messages."""
-        return self.paths[0] if self.admin is None else self.admin.partition("?")[0].rpartition("@")[2]
+        if self.admin is not None:
+            return self.admin.partition("?")[0].rpartition("@")[2]
+        return self.paths[0] if self.archive is None else self.archive
 
 
 def _check_kind(given: Mapping[str, str], streaming: bool) -> None:
@@ -348,7 +346,8 @@ def _check_tls(given: Mapping[str, str]) -> None:
         raise errors.ConfigError("key is the private key of cert; set cert too")
 
 
-def _paths(given: Mapping[str, str]) -> tuple[str, ...]:
+def _places(given: Mapping[str, str]) -> tuple[str | None, tuple[str, ...]]:
+    """Return the URL of the archive, and the data directory."""
     if "paths" in given:
         try:
             paths = tuple(map(str, json.loads(given["paths"])))
@@ -357,26 +356,41 @@ def _paths(given: Mapping[str, str]) -> tuple[str, ...]:
     else:
         paths = (given["path"],) if "path" in given else ()
     if len(paths) > 1:
-        raise errors.ConfigError("a query reads one data directory; combine several queries with union")
-    return tuple(local_path("path", path) for path in paths)
-
-
-def local_path(name: str, path: str) -> str:
-    """Return the path of a ``file:`` URL, and other paths as absolute ones.
-
-    Raises `ConfigError` for other URLs. This is the only place that decides which URLs can be read.
-    """
-    url = _URL.search(path)
-    if url is None:
-        return str(Path(path).absolute())
-    scheme, rest = url.groups()
-    if scheme.lower() == "file":
-        return f"/{rest}" if url.start() else urlsplit(path).path
+        raise errors.ConfigError("a query reads one data directory or archive; combine several queries with union")
+    if paths and "archive" in given:
+        raise errors.ConfigError("path and archive exclude each other; name the archive once")
+    archive = given.get("archive", archive_url(paths[0]) if paths else None)
+    if archive is not None and "://" not in archive:
+        raise errors.ConfigError(
+            f"archive must be the URL of an archive on object storage, such as s3://BUCKET/PREFIX, not {archive!r}; "
+            "name a data directory by path"
+        )
+    if "archiveOptions" in given and archive is None and "path" not in given:
+        raise errors.ConfigError("archiveOptions are for an archive on object storage; name it by archive, or by path")
+    if archive is not None or bool(paths) != ("admin" in given):
+        return archive, () if archive is not None else tuple(local_path("path", path) for path in paths)
     raise errors.ConfigError(
-        f"{name} must be a directory that the driver and every executor see under the same path, not {path!r}: the "
-        f"file system {scheme} cannot be read. Mount it, copy the data directory, or read the running broker with the "
-        "option admin, such as http://HOST:2627"
+        "path and admin exclude each other; say either where the data directory of the broker is, or where its admin "
+        "side listens"
+        if paths
+        else "say where the history is: the data directory of the broker (load or path), the URL of its archive on "
+        "object storage (load, path or archive), or its admin side (admin), such as http://HOST:2627. A table of "
+        "CREATE TABLE ... USING mqcore has no options; use CREATE TEMPORARY VIEW ... USING mqcore OPTIONS (path '...')"
     )
+
+
+def _store_options(given: Mapping[str, str]) -> tuple[str, ...]:
+    if "archiveOptions" not in given:
+        return ()
+    try:
+        settings = json.loads(given["archiveOptions"]).items()
+        found = tuple(f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in settings)
+    except (ValueError, AttributeError):
+        # Without the value, which can contain secrets.
+        raise errors.ConfigError(
+            'archiveOptions must be JSON with settings of the object store such as {"aws_region": "eu-central-1"}'
+        ) from None
+    return found
 
 
 def _names(given: Mapping[str, str], name: str) -> tuple[str, ...] | None:

@@ -13,21 +13,41 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mqcore import _core, errors
 from mqcore._http import AdminClient, Rejections, query
-from mqcore.spark.archive import newest_manifest
 from mqcore.spark.attempts import PASSING, Attempts
+from mqcore.spark.files import newest_manifest
+from mqcore.spark.stores import StoreAccess
 
-__all__ = ["Directory", "Ends", "Origin", "Piece", "Remote", "Stretch", "arrow_errors"]
+__all__ = ["Directory", "Ends", "Origin", "Piece", "Remote", "Stretch", "arrow_errors", "piece_of"]
 
-Piece: TypeAlias = tuple[int, str, int, int, list[int], int, int]
-"""Shard, journal, first sequence, sequence after the last, segments to search, rows removed by retention, estimated
-bytes."""
+
+class Piece(NamedTuple):
+    """Rows that one task reads."""
+
+    shard: int
+    journal: str
+    first: int
+    """First sequence."""
+    behind: int
+    """Sequence after the last."""
+    segments: list[int]
+    """Segments of the journal to search."""
+    kept_from: int
+    """Rows below it were removed by retention."""
+    size: int
+    """Estimated bytes."""
+    queues: tuple[str | None, str | None] | None = None
+    """First queue, and the one after the last; `None`: all."""
+    is_archived: bool = False
+    """Whether an archive on object storage has all rows, so that the broker is not asked."""
+
+
 Stretch: TypeAlias = tuple[int, int, int]
 """Shard, first sequence, sequence after the last."""
 
@@ -76,16 +96,19 @@ class Origin(ABC):
 
 
 class Directory(Origin):
-    """A data directory of a running or stopped broker. Raises `DataDirMissing` and `DataDirUnreadable`."""
+    """A data directory of a running or stopped broker. Raises `DataDirMissing` and `DataDirUnreadable`.
 
-    def __init__(self, path: str) -> None:
-        self._core = _core.History(path)
+    `store` is for an archive on object storage that belongs to it.
+    """
+
+    def __init__(self, path: str, store: StoreAccess = StoreAccess()) -> None:  # noqa: B008 (immutable)
+        self._core = _core.History(path, store.core)
         self._path = path
 
     @classmethod
-    def known(cls, path: str) -> Directory:
+    def known(cls, path: str, store: StoreAccess = StoreAccess()) -> Directory:  # noqa: B008 (immutable)
         """Return this process's instance for a path. It caches what it has read and reads only new records."""
-        return _opened(path, _made(path))
+        return _opened(path, store, _made(path))
 
     def ends(self) -> list[Ends]:
         """See `Origin.ends`."""
@@ -93,7 +116,7 @@ class Directory(Origin):
 
     def pieces(self, request: str, stretches: Sequence[Stretch], target_bytes: int) -> list[Piece]:
         """See `Origin.pieces`."""
-        return self._core.pieces(request, list(stretches), target_bytes)
+        return [Piece(*piece) for piece in self._core.pieces(request, list(stretches), target_bytes)]
 
     def advance(self, request: str, stretches: Sequence[Stretch], rows: int, fail: bool) -> list[int]:
         """See `Origin.advance`."""
@@ -102,7 +125,7 @@ class Directory(Origin):
     def read(self, request: str, piece: Piece, fail: bool) -> Iterator[pa.RecordBatch]:
         """See `Origin.read`."""
         with arrow_errors():
-            yield from pa.RecordBatchReader.from_stream(self._core.read(request, piece, fail))
+            yield from pa.RecordBatchReader.from_stream(self._core.read(request, piece_of(piece), fail))
 
     def queues(self, containing: str = "") -> set[str]:
         """See `Origin.queues`. These are the queues of the archive."""
@@ -121,8 +144,14 @@ def _made(path: str) -> tuple[int, int, int] | None:
 
 
 @functools.lru_cache(maxsize=8)
-def _opened(path: str, _made: tuple[int, int, int] | None) -> Directory:
-    return Directory(path)
+def _opened(path: str, store: StoreAccess, _made: tuple[int, int, int] | None) -> Directory:
+    return Directory(path, store)
+
+
+def piece_of(piece: Piece) -> _core._Piece:
+    """Return a piece as the core takes it."""
+    shard, journal, first, behind, segments, kept_from, size, queues, _ = piece
+    return shard, journal, first, behind, segments, kept_from, size, queues
 
 
 @contextmanager
@@ -134,8 +163,19 @@ def arrow_errors() -> Iterator[None]:
         raise
     except (pa.ArrowException, OSError) as error:
         words = str(error).removeprefix("External error: ").partition(". Detail:")[0]
-        lost = words.startswith("history of shard") and " is lost (" in words
-        raise (errors.HistoryLost if lost else errors.DataDirUnreadable)(words) from error
+        raise _kind(words)(words) from error
+
+
+def _kind(words: str) -> type[errors.MqcoreError]:
+    """Return the type of an error of the core. Arrow keeps only its text."""
+    if words.startswith("history of shard") and " is lost (" in words:
+        return errors.HistoryLost
+    if words.startswith("reading the archive "):
+        if ": the object store denies access: " in words:
+            return errors.ArchiveDenied
+        if ": the object store does not answer: " in words:
+            return errors.ArchiveUnreachable
+    return errors.DataDirUnreadable
 
 
 class Remote(Origin):
@@ -157,7 +197,8 @@ class Remote(Origin):
         retries: int = 0,
     ) -> None:
         self._admin = AdminClient(url, token=token, timeout=timeout, context=context)
-        self._url = self._admin.url
+        self.url = self._admin.url
+        """The address, without credentials."""
         self._retries = retries
 
     def ends(self, settled: bool = False) -> list[Ends]:
@@ -166,9 +207,9 @@ class Remote(Origin):
         return [Ends(ends["shard"], ends["journal"], ends["earliest"], ends["latest"]) for ends in answer]
 
     def pieces(self, request: str, stretches: Sequence[Stretch], target_bytes: int) -> list[Piece]:
-        """See `Origin.pieces`."""
+        """See `Origin.pieces`. Each piece has all queues."""
         question = {"do": "pieces", "request": request, "stretches": stretches, "target_bytes": target_bytes}
-        return [tuple(piece[name] for name in _NAMES) for piece in self._ask(question)["pieces"]]
+        return [Piece(*(piece[name] for name in _NAMES)) for piece in self._ask(question)["pieces"]]
 
     def advance(self, request: str, stretches: Sequence[Stretch], rows: int, fail: bool) -> list[int]:
         """See `Origin.advance`."""
@@ -203,7 +244,7 @@ class Remote(Origin):
             return set()
 
     def _rows(self, request: str, piece: Piece, fail: bool) -> Iterator[pa.RecordBatch]:
-        named = dict(zip(_NAMES, piece, strict=True))
+        named = dict(zip(_NAMES, piece, strict=False))
         question = {"do": "rows", "request": request, "piece": named, "fail_on_loss": fail}
         with self._admin.stream(
             "GET", "/history", _headers(question), rejections=_REJECTIONS, otherwise=self._unreadable
@@ -214,7 +255,7 @@ class Remote(Origin):
             except (pa.ArrowInvalid, errors.ConnectionLost, OSError) as error:
                 why = str(error) or type(error).__name__
                 raise errors.ConnectionLost(
-                    f"history from {self._url} is incomplete (see the broker's log): {why}"
+                    f"history from {self.url} is incomplete (see the broker's log): {why}"
                 ) from error
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
@@ -233,7 +274,7 @@ class Remote(Origin):
                 attempts.failed(error)
 
     def _unreadable(self, message: str) -> errors.MqcoreError:
-        return errors.DataDirUnreadable(f"{self._url}: {message}")
+        return errors.DataDirUnreadable(f"{self.url}: {message}")
 
 
 _REJECTIONS: Final[Rejections] = {

@@ -10,11 +10,14 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from mqcore import _core, errors
+from mqcore.spark.objects import Joined, Objects
 from mqcore.spark.options import EARLIEST, LATEST, Positions, ReadOptions
 from mqcore.spark.origin import Directory, Ends, Origin, Piece, Remote, Stretch
+from mqcore.spark.stores import StoreAccess, store_access
 from mqcore.spark.tls import tls_context
 
 __all__ = ["Offsets", "Plan", "columns_of", "ddl"]
@@ -78,6 +81,8 @@ class Plan:
     bounds: Bounds = field(default_factory=Bounds)
     cores: int | None = None
     """Tasks that Spark runs at the same time; `None`: as many as this machine has processors."""
+    store: StoreAccess = field(default_factory=StoreAccess)
+    """How the driver reaches the object store of the archive."""
 
     @classmethod
     def of(cls, options: ReadOptions, columns: Sequence[tuple[str, str]], cores: int | None = None) -> Plan:
@@ -108,13 +113,20 @@ class Plan:
             since_us=options.since_us,
             until_us=options.until_us,
             cores=cores,
+            store=_store_of(options),
         )
 
     def origin(self) -> Origin:
         """Open the source of history. Cheap, so each process opens its own."""
         options = self.options
+        archive = None if options.archive is None else Objects.known(options.archive, self.store)
         if options.admin is None:
-            return Directory.known(options.paths[0])
+            return Directory.known(options.paths[0], self.store) if archive is None else archive
+        return self._broker() if archive is None else Joined(archive, self._broker)
+
+    def _broker(self) -> Remote:
+        options = self.options
+        assert options.admin is not None
         context = tls_context(options.ca, options.cert, options.key)
         return Remote(options.admin, options.token, context=context, timeout=options.timeout, retries=options.retries)
 
@@ -236,17 +248,17 @@ class Plan:
             return []
         most, least = self.options.partition_bytes, self.options.min_partitions
         pieces = self._split(origin, stretches, most)
-        size = sum(piece[6] for piece in pieces)
+        size = sum(piece.size for piece in pieces)
         if least is None:
             target = max(_TASK_BYTES, size // (self.cores or _processors()))
-            if any(piece[6] > target for piece in pieces):
+            if any(piece.size > target for piece in pieces):
                 pieces = self._split(origin, stretches, min(most, target))
-            return [part for piece in pieces for part in (_parts(piece, target) if piece[4] else [piece])]
+            return [part for piece in pieces for part in (_parts(piece, target) if piece.segments else [piece])]
         if len(pieces) >= least:
             return pieces
         pieces = self._split(origin, stretches, min(most, max(1, size // least)))
         while len(pieces) < least:
-            by_size = sorted(range(len(pieces)), key=lambda index: -pieces[index][6])
+            by_size = sorted(range(len(pieces)), key=lambda index: -pieces[index].size)
             halved = next(((at, halves) for at in by_size if (halves := _halves(pieces[at]))), None)
             if halved is None:
                 break
@@ -274,6 +286,17 @@ class Plan:
         return groups
 
 
+def _store_of(options: ReadOptions) -> StoreAccess:
+    """Return how this process reaches the archive, if there is one: the settings may contain secrets."""
+    url = options.archive
+    if url is None and options.paths:
+        try:
+            url = str(json.loads(Path(options.paths[0], "archive.json").read_bytes())["url"])
+        except (OSError, ValueError, KeyError):
+            url = None
+    return StoreAccess() if url is None else store_access(url, options.archive_options)
+
+
 def _processors() -> int:
     """Return the processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -281,23 +304,18 @@ def _processors() -> int:
 
 def _parts(piece: Piece, target: int) -> list[Piece]:
     """Divide a piece between records into parts of about `target` bytes."""
-    shard, journal, first, behind, segments, kept_from, size = piece
-    low, high = first >> _POSITION_BITS, (behind - 1) >> _POSITION_BITS
-    count = max(1, min(round(size / target), high - low + 1))
+    low, high = piece.first >> _POSITION_BITS, (piece.behind - 1) >> _POSITION_BITS
+    count = max(1, min(round(piece.size / target), high - low + 1))
     cuts = (low + (high - low + 1) * part // count << _POSITION_BITS for part in range(1, count))
-    bounds = [first, *cuts, behind]
-    return [(shard, journal, begin, end, segments, kept_from, size // count) for begin, end in pairwise(bounds)]
+    bounds = [piece.first, *cuts, piece.behind]
+    return [piece._replace(first=begin, behind=end, size=piece.size // count) for begin, end in pairwise(bounds)]
 
 
 def _halves(piece: Piece) -> list[Piece] | None:
     """Split a piece between two records; `None` if it has only one."""
-    shard, journal, first, behind, segments, kept_from, size = piece
-    low, high = first >> _POSITION_BITS, (behind - 1) >> _POSITION_BITS
+    low, high = piece.first >> _POSITION_BITS, (piece.behind - 1) >> _POSITION_BITS
     middle = (low + high + 1) // 2 << _POSITION_BITS
-    if not first < middle < behind or size < 2:
+    if not piece.first < middle < piece.behind or piece.size < 2:
         return None
-    half = size // 2
-    return [
-        (shard, journal, first, middle, segments, kept_from, half),
-        (shard, journal, middle, behind, segments, kept_from, half),
-    ]
+    half = piece.size // 2
+    return [piece._replace(behind=middle, size=half), piece._replace(first=middle, size=half)]

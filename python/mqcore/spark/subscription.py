@@ -33,9 +33,10 @@ def check_start(plan: Plan, origin: Origin, ends: Sequence[Ends]) -> None:
     if not plan.options.fail_on_missing_queue:
         return
     if all(end.latest == 0 for end in ends):
+        options = plan.options
+        needed = "--history" if options.archive is None else f"history and archive_url = {options.archive!r}"
         raise errors.DataDirMissing(
-            f"{plan.options.place} has no history: run its broker with --history. Set failOnMissingQueue=false to wait "
-            "for it"
+            f"{options.place} has no history: run its broker with {needed}. Set failOnMissingQueue=false to wait for it"
         )
     for name in plan.options.queues or ():
         if "*" not in name and not _exists(name, origin, ends):

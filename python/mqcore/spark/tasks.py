@@ -41,4 +41,4 @@ def rows_of(plan: Plan, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     if isinstance(partition, Part):
         piece = partition.piece
         with reason_first():
-            yield from plan.origin().read(plan.request(shard=piece[0]), piece, plan.options.fail_on_data_loss)
+            yield from plan.origin().read(plan.request(shard=piece.shard), piece, plan.options.fail_on_data_loss)

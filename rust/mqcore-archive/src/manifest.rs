@@ -45,6 +45,14 @@ pub struct ArchivedRange {
     /// Retention has removed rows of notes below this number; 0: none.
     #[serde(default)]
     pub kept_from: u64,
+    /// Notes below this number are in an earlier archive, in the data directory; 0: there is none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub begins: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// Total removed by retention.
@@ -94,6 +102,14 @@ pub struct FileEntry {
     /// Largest note number.
     #[serde(default = "unknown_note")]
     pub max_note: u64,
+}
+
+impl FileEntry {
+    /// Whether it is an object in an object store, whose path is a URL. Spark writes `file:/x`. Paths in a directory have no
+    /// colon, because it is escaped.
+    pub fn is_object(&self) -> bool {
+        self.path.contains(":/")
+    }
 }
 
 fn unknown_note() -> u64 {

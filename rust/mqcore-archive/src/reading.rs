@@ -10,12 +10,16 @@
 //! | [`request`] | selection of rows and columns |
 //! | [`source`] | where the files of an archive are |
 //! | `segments` | which segment file of a journal contains which notes |
+//! | [`slices`] | division of large parts of an archive |
+//! | `archived` | the matching rows of a file of the archive |
 //! | [`rows`] | a range of the history as record batches |
 
+mod archived;
 pub mod columns;
 pub mod request;
 pub mod rows;
 mod segments;
+pub mod slices;
 pub mod source;
 
 use std::io;
@@ -34,6 +38,7 @@ use columns::{note_of, sequence};
 use request::HistoryRequest;
 use rows::PieceReader;
 use segments::{KnownFiles, Segments};
+use slices::{QueueSlice, Slice, divide};
 use source::ArchiveSource;
 
 use crate::manifest::{self, Manifest};
@@ -94,6 +99,22 @@ pub enum ReadError {
         /// Reason.
         why: String,
     },
+    /// The object store refuses the credentials, or there are none.
+    #[error("reading the archive {url}: the object store denies access: {why}")]
+    Denied {
+        /// URL of the archive.
+        url: String,
+        /// Reason.
+        why: String,
+    },
+    /// The object store does not answer.
+    #[error("reading the archive {url}: the object store does not answer: {why}")]
+    Unreachable {
+        /// URL of the archive.
+        url: String,
+        /// Reason.
+        why: String,
+    },
     /// The request is invalid.
     #[error("{0}")]
     Request(String),
@@ -132,6 +153,37 @@ pub struct Piece {
     pub kept_from: u64,
     /// Approximate size in bytes.
     pub bytes: u64,
+    /// Queues; `None`: all. Other pieces have the same sequences of other queues.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queues: Option<QueueSlice>,
+}
+
+/// How [`ShardHistory::pieces`] splits a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Division {
+    /// Approximate size of a piece in bytes.
+    pub target_bytes: u64,
+    /// Whether files of the archive that have rows of the same time may be divided by queue. The pieces are then not in the
+    /// order of their sequences. Otherwise one piece has all of these files, however large they are.
+    pub by_queue: bool,
+}
+
+impl Division {
+    /// Pieces in the order of their sequences.
+    pub fn in_order(target_bytes: u64) -> Self {
+        Self { target_bytes, by_queue: false }
+    }
+}
+
+/// Notes that are stored together.
+struct Stretch {
+    notes: Range<u64>,
+    /// Size of their files.
+    bytes: u64,
+    /// The segment of the journal that has them; `None`: they are archived.
+    segment: Option<u32>,
+    /// Parts that can be read independently of each other, if it is to be divided.
+    slices: Vec<Slice>,
 }
 
 /// The history of one shard.
@@ -148,6 +200,12 @@ impl ShardHistory {
         Self { number, segments: Segments::new(journal.to_path_buf()), archive }
     }
 
+    /// Creates the archived part of the history of a shard, without its journal.
+    pub fn archived(number: u32, archive: Arc<dyn ArchiveSource>) -> Self {
+        // No directory has an empty name, so this journal has no segments.
+        Self::new(number, Path::new(""), archive)
+    }
+
     /// Returns the available range.
     ///
     /// # Errors
@@ -158,7 +216,12 @@ impl ShardHistory {
         let manifest = self.manifest()?;
         let journal = known.journal.map(hex).or_else(|| self.archived_journal(manifest.as_ref()));
         let (reach, kept_from) = self.reach(manifest.as_ref(), journal.as_deref());
-        let first = if reach > 0 { kept_from } else { known.first_note().unwrap_or(known.next_note) };
+        let begins = match &manifest {
+            Some(manifest) if reach > 0 => manifest.shards.get(&self.number).map_or(0, |reach| reach.begins),
+            _ => 0,
+        };
+        let first =
+            if reach > 0 { kept_from.max(begins) } else { known.first_note().unwrap_or(known.next_note) };
         Ok(Ends {
             shard: self.number,
             journal: journal.unwrap_or_default(),
@@ -167,7 +230,7 @@ impl ShardHistory {
         })
     }
 
-    /// Splits a range into pieces of about `target_bytes` each. A range that begins with 0 begins with the earliest row.
+    /// Splits a range into pieces. A range that begins with 0 begins with the earliest row.
     ///
     /// # Errors
     /// [`ReadError`] if the journal or the manifest cannot be read.
@@ -175,7 +238,7 @@ impl ShardHistory {
         &self,
         request: &HistoryRequest,
         range: Range<u64>,
-        target_bytes: u64,
+        division: Division,
     ) -> Result<Vec<Piece>, ReadError> {
         let known = self.segments.refresh()?;
         let manifest = self.manifest()?;
@@ -184,32 +247,50 @@ impl ShardHistory {
         let journal = journal.unwrap_or_default();
         let mut stretches = Vec::new();
         if let Some(manifest) = manifest.as_ref().filter(|_| reach > 0) {
-            stretches.extend(self.archived_stretches(manifest, request, &range, reach));
+            stretches.extend(self.archived_stretches(manifest, request, &range, reach, division));
         }
         stretches.extend(known.stretches(request, &range, reach));
+        let piece = |from, until, bytes, segment: Option<u32>, queues| Piece {
+            shard: self.number,
+            journal: journal.clone(),
+            from,
+            until,
+            segments: segment.into_iter().collect(),
+            kept_from,
+            bytes,
+            queues,
+        };
         let mut pieces: Vec<Piece> = Vec::new();
-        for (notes, bytes, segment) in stretches {
-            let from = pieces.last().map_or(range.start.max(sequence(notes.start, 0)), |last| last.until);
+        // End of the pieces so far.
+        let mut reached = 0;
+        for Stretch { notes, bytes, segment, slices } in stretches {
+            let from = if pieces.is_empty() { range.start.max(sequence(notes.start, 0)) } else { reached };
             let until = range.end.min(sequence(notes.end, 0));
             match pieces.last_mut() {
                 // Housekeeping copies notes to later segments, so this segment may contain notes of the previous one.
-                Some(last) if until <= last.until => last.segments.extend(segment),
-                Some(last) if last.bytes + bytes <= target_bytes => {
+                Some(last) if until <= reached => last.segments.extend(segment),
+                _ if slices.len() > 1 => {
+                    for (part, queues, bytes) in slices {
+                        let first = if part.start == notes.start { from } else { sequence(part.start, 0) };
+                        let (first, end) = (first.max(from), until.min(sequence(part.end, 0)));
+                        pieces.extend((first < end).then(|| piece(first, end, bytes, segment, queues)));
+                    }
+                }
+                Some(last)
+                    if last.queues.is_none()
+                        && last.until == reached
+                        && last.bytes + bytes <= division.target_bytes =>
+                {
                     last.until = until;
                     last.bytes += bytes;
                     last.segments.extend(segment);
                 }
                 // Pieces are contiguous, so that a missing note is always in the range of some piece.
-                _ if from < until => pieces.push(Piece {
-                    shard: self.number,
-                    journal: journal.clone(),
-                    from,
-                    until,
-                    segments: segment.into_iter().collect(),
-                    kept_from,
-                    bytes,
-                }),
+                _ if from < until => pieces.push(piece(from, until, bytes, segment, None)),
                 _ => {}
+            }
+            if !pieces.is_empty() {
+                reached = reached.max(until);
             }
         }
         if let (Some(first), true) = (pieces.first_mut(), range.start > 0) {
@@ -245,7 +326,7 @@ impl ShardHistory {
     ) -> Result<(u64, u64), ReadError> {
         let mut taken = 0;
         let mut reached = range.start;
-        for piece in self.pieces(request, range.clone(), 0)? {
+        for piece in self.pieces(request, range.clone(), Division::in_order(0))? {
             let mut found: Vec<i64> = Vec::new();
             for batch in self.read(request, &piece, fail_on_loss)? {
                 let batch = batch?;
@@ -283,14 +364,15 @@ impl ShardHistory {
         manifest?.shards.get(&self.number).map(|reach| reach.journal.clone())
     }
 
-    /// Returns ranges of notes whose rows are in the same files, with the size of these files.
+    /// Returns ranges of notes whose rows are in the same files.
     fn archived_stretches(
         &self,
         manifest: &Manifest,
         request: &HistoryRequest,
         range: &Range<u64>,
         reach: u64,
-    ) -> Vec<(Range<u64>, u64, Option<u32>)> {
+        division: Division,
+    ) -> Vec<Stretch> {
         let wanted = |file: &&manifest::FileEntry| {
             file.shard == self.number
                 && request.may_want(file)
@@ -299,18 +381,24 @@ impl ShardHistory {
         };
         let mut files: Vec<_> = manifest.files.iter().filter(wanted).collect();
         files.sort_unstable_by_key(|file| (file.min_note, file.max_note));
-        let mut stretches: Vec<(Range<u64>, u64, Option<u32>)> = Vec::new();
+        let mut groups: Vec<(Range<u64>, u64, Vec<&manifest::FileEntry>)> = Vec::new();
         for file in files {
             let (first, end) = (file.min_note, file.max_note.saturating_add(1).min(reach));
-            match stretches.last_mut() {
-                Some((notes, bytes, _)) if first < notes.end => {
+            match groups.last_mut() {
+                Some((notes, bytes, files)) if first < notes.end => {
                     notes.end = notes.end.max(end);
                     *bytes += file.bytes;
+                    files.push(file);
                 }
-                _ => stretches.push((first..end, file.bytes, None)),
+                _ => groups.push((first..end, file.bytes, vec![file])),
             }
         }
-        stretches
+        let stretch = |(notes, bytes, files): (Range<u64>, u64, Vec<&manifest::FileEntry>)| {
+            let is_large = division.by_queue && bytes > division.target_bytes;
+            let slices = if is_large { divide(&files, &notes, division.target_bytes) } else { Vec::new() };
+            Stretch { notes, bytes, segment: None, slices }
+        };
+        groups.into_iter().map(stretch).collect()
     }
 }
 
@@ -328,12 +416,7 @@ impl KnownFiles {
     }
 
     /// Returns the notes of the journal from `reach` on, by segment.
-    fn stretches(
-        &self,
-        request: &HistoryRequest,
-        range: &Range<u64>,
-        reach: u64,
-    ) -> Vec<(Range<u64>, u64, Option<u32>)> {
+    fn stretches(&self, request: &HistoryRequest, range: &Range<u64>, reach: u64) -> Vec<Stretch> {
         let mut found: Vec<_> = self
             .segments
             .iter()
@@ -345,10 +428,15 @@ impl KnownFiles {
                 // Segments of other times must still be read, but count as free.
                 let bytes =
                     if request.overlaps_ms(segment.times.0, segment.times.1) { segment.bytes } else { 0 };
-                (first.max(reach)..last + 1, bytes, Some(number))
+                Stretch {
+                    notes: first.max(reach)..last + 1,
+                    bytes,
+                    segment: Some(number),
+                    slices: Vec::new(),
+                }
             })
             .collect();
-        found.sort_unstable_by_key(|(notes, _, number)| (notes.start, *number));
+        found.sort_unstable_by_key(|stretch| (stretch.notes.start, stretch.segment));
         found
     }
 }

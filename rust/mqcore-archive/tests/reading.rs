@@ -15,7 +15,7 @@ use mqcore_archive::archive::{Archive, Retention};
 use mqcore_archive::reading::columns::{note_of, sequence};
 use mqcore_archive::reading::request::HistoryRequest;
 use mqcore_archive::reading::source::DirectoryArchive;
-use mqcore_archive::reading::{Piece, ReadError, ShardHistory};
+use mqcore_archive::reading::{Division, Piece, ReadError, ShardHistory};
 use mqcore_archive::tree::TreeStorage;
 use mqcore_broker::history::Block;
 use mqcore_broker::model::time::Timestamp;
@@ -181,7 +181,8 @@ impl Run {
             _ => sequence(from, 0)..sequence(until, 0),
         };
         let target = [0, 1000, 1 << 30][self.chance.below(3) as usize];
-        let pieces = self.reader.pieces(&request(), range.clone(), target).expect("a sound disk");
+        let pieces =
+            self.reader.pieces(&request(), range.clone(), Division::in_order(target)).expect("a sound disk");
         for _ in 0..self.chance.below(12) {
             self.step();
         }
@@ -202,7 +203,8 @@ impl Run {
             let rows = 1 + self.chance.below(5);
             let (next, taken) =
                 self.reader.advance(&request(), at..ends.latest, rows, true).expect("nothing is lost");
-            let pieces = self.reader.pieces(&request(), at..next, 0).expect("a sound disk");
+            let pieces =
+                self.reader.pieces(&request(), at..next, Division::in_order(0)).expect("a sound disk");
             let some = read(&self.reader, &pieces).expect("nothing is lost");
             assert_eq!(some.len() as u64, taken, "as many as were counted");
             assert!(taken <= rows && (next > at || taken == 0));
@@ -239,13 +241,17 @@ fn removed_history_is_an_error_only_for_queries_that_need_it() {
     run.journal().seal_notes(u64::MAX).expect("a sound disk");
     run.chance = Random::new(1);
     run.round();
-    let before = run.reader.pieces(&request(), 0..sequence(9, 0), 0).expect("a sound disk");
+    let before =
+        run.reader.pieces(&request(), 0..sequence(9, 0), Division::in_order(0)).expect("a sound disk");
     assert_eq!(read(&run.reader, &before).expect("all is there").len(), 9);
     // One file for each day: as many files as fit make a piece, and one at least.
     let sizes: Vec<_> = before.iter().map(|piece| piece.bytes).collect();
     assert_eq!(sizes.len(), 9);
     for (target, wanted) in [(sizes[0] + sizes[1] - 1, 9), (sizes.iter().sum(), 1), (u64::MAX, 1)] {
-        let pieces = run.reader.pieces(&request(), 0..sequence(9, 0), target).expect("a sound disk");
+        let pieces = run
+            .reader
+            .pieces(&request(), 0..sequence(9, 0), Division::in_order(target))
+            .expect("a sound disk");
         assert_eq!(pieces.len(), wanted, "{target} bytes, {sizes:?}");
         assert_eq!(read(&run.reader, &pieces).expect("all is there").len(), 9);
     }
@@ -258,7 +264,7 @@ fn removed_history_is_an_error_only_for_queries_that_need_it() {
         Err(ReadError::Lost { notes: 1, why, .. }) => assert_eq!(why, "retention has removed them"),
         other => panic!("{other:?}"),
     }
-    let after = run.reader.pieces(&request(), 0..ends.latest, 0).expect("a sound disk");
+    let after = run.reader.pieces(&request(), 0..ends.latest, Division::in_order(0)).expect("a sound disk");
     let found = read(&run.reader, &after).expect("what is gone is no news");
     assert_eq!(found.values().copied().collect::<Vec<_>>(), [5, 6, 7, 8, 9]);
     let lenient: Vec<_> = before
@@ -279,7 +285,8 @@ fn conditions_on_rows_hold_in_files_whose_notes_are_all_in_the_range() {
     run.journal().seal_notes(u64::MAX).expect("a sound disk");
     run.chance = Random::new(1);
     run.round();
-    let pieces = run.reader.pieces(&request(), 0..sequence(9, 0), u64::MAX).expect("a sound disk");
+    let pieces =
+        run.reader.pieces(&request(), 0..sequence(9, 0), Division::in_order(u64::MAX)).expect("a sound disk");
     let us = |tag: u64| (DAY_MS + tag) * 1000;
     let all: Vec<u64> = (1..=9).collect();
     for (condition, wanted) in [

@@ -282,13 +282,8 @@ impl Lake {
                     added[index].push(file);
                 }
                 for (extent, from) in extents.iter_mut().zip(froms) {
-                    extend(
-                        extent,
-                        shard,
-                        journal,
-                        taken.below,
-                        if from < taken.below { summary.missing } else { 0 },
-                    );
+                    let missing = if from < taken.below { summary.missing } else { 0 };
+                    extend(extent, input, taken.below, missing);
                 }
             }
             summaries.push(summary);
@@ -431,10 +426,11 @@ fn reach(shards: &Shards, shard: u32, journal: u64) -> u64 {
     shards.get(&shard).filter(|reach| reach.journal == hex(journal)).map_or(0, |reach| reach.notes)
 }
 
-fn extend(shards: &mut Shards, shard: u32, journal: u64, below: u64, missing: u64) {
-    let reach = shards.entry(shard).or_default();
-    if reach.journal != hex(journal) {
-        *reach = ArchivedRange { journal: hex(journal), ..ArchivedRange::default() };
+fn extend<J>(shards: &mut Shards, input: &ShardInput<'_, J>, below: u64, missing: u64) {
+    let reach = shards.entry(input.shard).or_default();
+    let journal = hex(input.inventory.journal);
+    if reach.journal != journal {
+        *reach = ArchivedRange { journal, begins: input.start, ..ArchivedRange::default() };
     }
     reach.notes = reach.notes.max(below);
     reach.missing += missing;

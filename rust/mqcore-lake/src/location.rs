@@ -35,8 +35,21 @@ impl LakeLocation {
     /// # Errors
     /// [`LakeError::Url`] if the URL, an option or a variable is invalid.
     pub fn open(url: &str, options: &BTreeMap<String, String>) -> Result<Self, LakeError> {
+        Self::open_with(url, options, &BTreeMap::new())
+    }
+
+    /// The same, with the variables of another process for those that this process does not have.
+    ///
+    /// # Errors
+    /// [`LakeError::Url`] if the URL, an option or a variable is invalid.
+    pub fn open_with(
+        url: &str,
+        options: &BTreeMap<String, String>,
+        variables: &BTreeMap<String, String>,
+    ) -> Result<Self, LakeError> {
         let (catalog, store) = options.clone().into_iter().partition(|(name, _)| is_of_catalog(name));
-        Ok(Self { store: Store::open(url, &store)?, catalog: CatalogSettings::new(url, &catalog)? })
+        let store = Store::open_with(url, &store, variables)?;
+        Ok(Self { store, catalog: CatalogSettings::new(url, &catalog, variables)? })
     }
 
     /// The object store.

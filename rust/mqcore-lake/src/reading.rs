@@ -10,8 +10,8 @@ use mqcore_archive::partition::Partition;
 use mqcore_archive::reading::ReadError;
 use mqcore_archive::reading::source::{ArchiveFile, ArchiveSource, RemoteFile};
 use mqcore_archive::tables::Table;
-use object_store::ObjectStoreExt as _;
 use object_store::path::Path;
+use object_store::{Error, ObjectStoreExt as _};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::error::LakeError;
@@ -20,6 +20,11 @@ use crate::lake::{TABLES, shards};
 use crate::location::LakeLocation;
 use crate::store::Store;
 use crate::table::IcebergTable;
+
+/// Size in bytes up to which a file is read at once: a request takes as long as the transfer of about as many bytes.
+const WHOLE: u64 = 1024 * 1024;
+/// Bytes at the end of a larger file that are read when it is opened. They usually contain its metadata.
+const METADATA: u64 = 64 * 1024;
 
 /// The runtime of requests that readers send, which live outside of asynchronous code.
 fn runtime() -> io::Result<&'static Runtime> {
@@ -52,8 +57,30 @@ impl LakeArchive {
         Ok(Self { location, runtime, tables: Mutex::default() })
     }
 
+    /// Returns the size in bytes of all objects of the tables, also of metadata and of earlier snapshots.
+    ///
+    /// # Errors
+    /// [`ReadError`] if the objects cannot be listed.
+    pub fn stored_bytes(&self) -> Result<u64, ReadError> {
+        let mut bytes = 0;
+        let store = self.location.store();
+        for table in TABLES {
+            let found = self.runtime.block_on(store.list(&format!("{}/", table.as_str())));
+            bytes += found.map_err(|error| self.failed(&error))?.iter().map(|found| found.bytes).sum::<u64>();
+        }
+        Ok(bytes)
+    }
+
     fn failed(&self, error: &LakeError) -> ReadError {
-        ReadError::Remote { url: self.location.store().url().to_owned(), why: error.to_string() }
+        let (url, why) = (self.location.store().url().to_owned(), error.to_string());
+        match error {
+            LakeError::Store {
+                source: Error::Unauthenticated { .. } | Error::PermissionDenied { .. },
+                ..
+            } => ReadError::Denied { url, why },
+            LakeError::Store { source: Error::Generic { .. }, .. } => ReadError::Unreachable { url, why },
+            _ => ReadError::Remote { url, why },
+        }
     }
 }
 
@@ -70,17 +97,21 @@ impl ArchiveSource for LakeArchive {
     fn open(&self, file: &FileEntry) -> Result<Option<ArchiveFile>, ReadError> {
         let store = self.location.store();
         let name = store.name(&file.path).unwrap_or(&file.path);
+        // One request returns a small file, or the metadata at the end of a large one.
+        let start = file.bytes.saturating_sub(if file.bytes <= WHOLE { file.bytes } else { METADATA });
         let opened = self.runtime.block_on(async {
             let path = store.path(name)?;
-            match store.objects().head(&path).await {
-                Ok(meta) => Ok(Some((path, meta.size))),
-                Err(object_store::Error::NotFound { .. }) => Ok(None),
+            match store.objects().get_range(&path, start..file.bytes).await {
+                Ok(end) => Ok(Some((path, end))),
+                Err(Error::NotFound { .. }) => Ok(None),
                 Err(error) => Err(LakeError::store("reading", name)(error)),
             }
         });
-        let Some((path, length)) = opened.map_err(|error| self.failed(&error))? else { return Ok(None) };
+        let Some((path, end)) = opened.map_err(|error| self.failed(&error))? else { return Ok(None) };
         let (store, runtime) = (store.clone(), self.runtime);
-        Ok(Some(ArchiveFile::Remote(Arc::new(ObjectFile { store, path, length, runtime }))))
+        let failure = OnceLock::new();
+        let file = ObjectFile { store, path, length: file.bytes, end, runtime, failure };
+        Ok(Some(ArchiveFile::Remote(Arc::new(file))))
     }
 
     fn location(&self, file: &FileEntry) -> PathBuf {
@@ -94,7 +125,10 @@ struct ObjectFile {
     store: Store,
     path: Path,
     length: u64,
+    /// Its last bytes.
+    end: Bytes,
     runtime: &'static Runtime,
+    failure: OnceLock<io::ErrorKind>,
 }
 
 impl RemoteFile for ObjectFile {
@@ -106,8 +140,19 @@ impl RemoteFile for ObjectFile {
         if length == 0 {
             return Ok(Bytes::new());
         }
+        let known = self.length - self.end.len() as u64;
+        if let Some(first) = offset.checked_sub(known) {
+            return Ok(self.end.slice(first as usize..first as usize + length));
+        }
         let range = offset..offset + length as u64;
-        self.runtime.block_on(self.store.objects().get_range(&self.path, range)).map_err(io::Error::from)
+        let read = self.runtime.block_on(self.store.objects().get_range(&self.path, range));
+        read.map_err(io::Error::from).inspect_err(|error| {
+            self.failure.get_or_init(|| error.kind());
+        })
+    }
+
+    fn failure(&self) -> Option<io::ErrorKind> {
+        self.failure.get().copied()
     }
 }
 
@@ -138,6 +183,7 @@ fn combined(mut steps: Manifest, messages: Manifest) -> Manifest {
             Some(other) => {
                 reach.notes = reach.notes.min(other.notes);
                 reach.kept_from = reach.kept_from.max(other.kept_from);
+                reach.begins = reach.begins.max(other.begins);
             }
             None => reach.notes = 0,
         }

@@ -55,6 +55,18 @@ impl Store {
     /// # Errors
     /// [`LakeError::Url`] if the URL, an option or a variable is invalid.
     pub fn open(url: &str, options: &BTreeMap<String, String>) -> Result<Self, LakeError> {
+        Self::open_with(url, options, &BTreeMap::new())
+    }
+
+    /// The same, with the variables of another process for those that this process does not have.
+    ///
+    /// # Errors
+    /// [`LakeError::Url`] if the URL, an option or a variable is invalid.
+    pub fn open_with(
+        url: &str,
+        options: &BTreeMap<String, String>,
+        variables: &BTreeMap<String, String>,
+    ) -> Result<Self, LakeError> {
         install_tls();
         let invalid = |why: String| LakeError::Url { url: url.to_owned(), why };
         let parsed = Url::parse(url).map_err(|error| invalid(error.to_string()))?;
@@ -63,7 +75,10 @@ impl Store {
             invalid(format!("the scheme {scheme:?} is not supported; use s3, s3a, gs, az, abfss or file"))
         };
         let (scheme, root) = ObjectStoreScheme::parse(&parsed).map_err(|_| unsupported())?;
-        let mut settings: BTreeMap<String, String> = std::env::vars()
+        let mut settings: BTreeMap<String, String> = variables
+            .clone()
+            .into_iter()
+            .chain(std::env::vars())
             .filter(|(name, _)| VARIABLES.iter().any(|prefix| name.starts_with(prefix)))
             .map(|(name, value)| (name.to_lowercase(), value))
             .collect();

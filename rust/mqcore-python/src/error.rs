@@ -17,6 +17,8 @@ use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
 pyo3::import_exception!(mqcore.errors, AlreadyExists);
+pyo3::import_exception!(mqcore.errors, ArchiveDenied);
+pyo3::import_exception!(mqcore.errors, ArchiveUnreachable);
 pyo3::import_exception!(mqcore.errors, AuthorityError);
 pyo3::import_exception!(mqcore.errors, AuthorityMissing);
 pyo3::import_exception!(mqcore.errors, BadFrame);

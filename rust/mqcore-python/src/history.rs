@@ -1,27 +1,37 @@
 //! The history of a data directory for `mqcore.spark`: its range, its pieces, and their rows as Arrow streams.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use mqcore_server::storage::history::{
-    Batches, Group, HistoryDir, HistoryError, HistoryRequest, Piece, View,
+    Batches, Division, Group, HistoryDir, HistoryError, HistoryRequest, Piece, QueueSlice, StoreAccess, View,
 };
-use mqcore_server::storage::history::{archived_objects, arrow_stream};
+use mqcore_server::storage::history::{archived_bytes, archived_objects, arrow_stream, sequence};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
 use crate::config::store_option;
 use crate::error;
-use crate::error::{DataDirUnreadable, HistoryLost};
+use crate::error::{ArchiveDenied, ArchiveUnreachable, DataDirUnreadable, HistoryLost};
 
 type EndsRow = (u32, String, u64, u64);
-type PieceRow = (u32, String, u64, u64, Vec<u32>, u64, u64);
+type PieceRow = (u32, String, u64, u64, Vec<u32>, u64, u64, Option<(Option<String>, Option<String>)>);
+/// Settings `name=value` of an object store, and environment variables of another process.
+type AccessRow = (Vec<String>, Vec<(String, String)>);
+
+fn access((options, variables): AccessRow) -> PyResult<StoreAccess> {
+    let options = options.iter().map(|option| store_option(option)).collect::<PyResult<_>>()?;
+    Ok(StoreAccess { options, variables: variables.into_iter().collect() })
+}
 
 fn raised(failed: HistoryError) -> PyErr {
     let words = failed.to_string();
     match failed {
         HistoryError::Lost { .. } => HistoryLost::new_err(words),
+        HistoryError::Denied { .. } => ArchiveDenied::new_err(words),
+        HistoryError::Unreachable { .. } => ArchiveUnreachable::new_err(words),
         HistoryError::Request(_) => PyValueError::new_err(words),
         HistoryError::Io { path, source } => match source.raw_os_error() {
             Some(number) => PyOSError::new_err((number, source.kind().to_string(), path)),
@@ -51,6 +61,13 @@ pub(crate) fn object_archive_manifest(
     py.detach(|| archived_objects(url, &options)).map_err(raised)
 }
 
+/// Size in bytes of all objects of an archive, also of metadata and of earlier snapshots. `options` as above.
+#[pyfunction]
+pub(crate) fn object_archive_bytes(py: Python<'_>, url: &str, options: Vec<String>) -> PyResult<u64> {
+    let options = options.iter().map(|option| store_option(option)).collect::<PyResult<_>>()?;
+    py.detach(|| archived_bytes(url, &options)).map_err(raised)
+}
+
 /// The columns of a view: name, Spark type, and when to show it (`default`, `headers`, `meta` or `alias`).
 #[pyfunction]
 pub(crate) fn history_columns(name: &str) -> PyResult<Vec<(&'static str, &'static str, &'static str)>> {
@@ -66,7 +83,7 @@ pub(crate) fn history_columns(name: &str) -> PyResult<Vec<(&'static str, &'stati
     Ok(columns.collect())
 }
 
-/// The history in a data directory, whether a broker runs on it or not.
+/// The history in a data directory, whether a broker runs on it or not, or the archived part of it on object storage.
 #[pyclass(frozen, module = "mqcore._core")]
 pub(crate) struct History {
     directory: HistoryDir,
@@ -74,10 +91,36 @@ pub(crate) struct History {
 
 #[pymethods]
 impl History {
+    /// Opens a data directory. `store` are settings and environment variables for its archive on object storage.
     #[new]
-    fn new(path: PathBuf) -> PyResult<Self> {
-        let directory = HistoryDir::open(&path).map_err(|failed| error::data_dir(&failed))?;
+    #[pyo3(signature = (path, store=(Vec::new(), Vec::new())))]
+    fn new(path: PathBuf, store: AccessRow) -> PyResult<Self> {
+        let directory =
+            HistoryDir::open(&path, &access(store)?).map_err(|failed| error::data_dir(&failed))?;
         Ok(Self { directory })
+    }
+
+    /// Opens an archive on object storage by its URL. Sends no request.
+    #[staticmethod]
+    fn of_archive(url: &str, store: AccessRow) -> PyResult<Self> {
+        let opened = HistoryDir::of_archive(url, &access(store)?);
+        let directory = opened.map_err(|failed| error::ConfigError::new_err(failed.to_string()))?;
+        Ok(Self { directory })
+    }
+
+    /// Names of queues in the archive on object storage that its metadata contains, without reading its files.
+    fn archived_queues(&self, py: Python<'_>) -> PyResult<BTreeSet<String>> {
+        let files = py.detach(|| self.directory.archived_files()).map_err(raised)?;
+        let bounds = files.into_iter().flat_map(|files| files.files).filter_map(|file| file.queues);
+        Ok(bounds.flat_map(|(first, last)| [first, last]).collect())
+    }
+
+    /// For each shard in the archive on object storage: its number, and the sequence at which the archive begins, because
+    /// earlier rows are in the data directory.
+    fn archived_from(&self, py: Python<'_>) -> PyResult<Vec<(u32, u64)>> {
+        let files = py.detach(|| self.directory.archived_files()).map_err(raised)?;
+        let shards = files.map(|files| files.shards).unwrap_or_default();
+        Ok(shards.into_iter().map(|(shard, reach)| (shard, sequence(reach.begins, 0))).collect())
     }
 
     /// For each shard: its number, its journal's identity, the earliest sequence, and the one after the latest.
@@ -86,7 +129,8 @@ impl History {
         Ok(ends.into_iter().map(|ends| (ends.shard, ends.journal, ends.earliest, ends.latest)).collect())
     }
 
-    /// Splits ranges (shard, first sequence, one after the last) into pieces of about this many bytes.
+    /// Splits ranges (shard, first sequence, one after the last) into pieces of about this many bytes. Files of the archive
+    /// that have rows of the same time are divided by queue, so that the pieces are not in the order of their sequences.
     fn pieces(
         &self,
         py: Python<'_>,
@@ -97,11 +141,12 @@ impl History {
         let request = HistoryRequest::parse(request).map_err(raised)?;
         let stretches: Vec<_> =
             stretches.into_iter().map(|(shard, from, until)| (shard, from..until)).collect();
-        let pieces =
-            py.detach(|| self.directory.pieces(&request, &stretches, target_bytes)).map_err(raised)?;
+        let division = Division { target_bytes, by_queue: true };
+        let pieces = py.detach(|| self.directory.pieces(&request, &stretches, division)).map_err(raised)?;
         let rows = pieces.into_iter().map(|piece| {
-            let Piece { shard, journal, from, until, segments, kept_from, bytes } = piece;
-            (shard, journal, from, until, segments, kept_from, bytes)
+            let Piece { shard, journal, from, until, segments, kept_from, bytes, queues } = piece;
+            let queues = queues.map(|queues| (queues.from, queues.until));
+            (shard, journal, from, until, segments, kept_from, bytes, queues)
         });
         Ok(rows.collect())
     }
@@ -122,11 +167,18 @@ impl History {
     }
 
     /// Reads a piece from `pieces`.
-    fn read(&self, request: &str, piece: PieceRow, fail_on_loss: bool) -> PyResult<HistoryRows> {
+    fn read(
+        &self,
+        py: Python<'_>,
+        request: &str,
+        piece: PieceRow,
+        fail_on_loss: bool,
+    ) -> PyResult<HistoryRows> {
         let request = Arc::new(HistoryRequest::parse(request).map_err(raised)?);
-        let (shard, journal, from, until, segments, kept_from, bytes) = piece;
-        let piece = Piece { shard, journal, from, until, segments, kept_from, bytes };
-        let reading = self.directory.read(&request, &piece, fail_on_loss).map_err(raised)?;
+        let (shard, journal, from, until, segments, kept_from, bytes, queues) = piece;
+        let queues = queues.map(|(from, until)| QueueSlice { from, until });
+        let piece = Piece { shard, journal, from, until, segments, kept_from, bytes, queues };
+        let reading = py.detach(|| self.directory.read(&request, &piece, fail_on_loss)).map_err(raised)?;
         Ok(HistoryRows { batches: std::sync::Mutex::new(Some(Batches(reading))) })
     }
 }

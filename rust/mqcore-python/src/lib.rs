@@ -61,7 +61,9 @@ mod _core {
     #[pymodule_export]
     use crate::frame::{Frame, tmqp_decode, tmqp_encode};
     #[pymodule_export]
-    use crate::history::{History, HistoryRows, history_columns, object_archive_manifest};
+    use crate::history::{
+        History, HistoryRows, history_columns, object_archive_bytes, object_archive_manifest,
+    };
     #[pymodule_export]
     use crate::journal::{JournalMessages, journal_accept_loss, journal_inspect, lock_descriptors};
     #[pymodule_export]

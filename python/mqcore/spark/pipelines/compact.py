@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from mqcore import errors
-from mqcore.spark.archive import newest_manifest
-from mqcore.spark.options import local_path
+from mqcore.spark.files import newest_manifest
 from mqcore.spark.pipelines.catalogue import Outcome, Progress
 from mqcore.spark.pipelines.report import Page, bars, table, tiles
 from mqcore.spark.pipelines.tables import Tables
 from mqcore.spark.pipelines.watching import unseen
+from mqcore.spark.place import ObjectArchive, place_of
 
 if TYPE_CHECKING:
     import os
@@ -63,7 +63,12 @@ def compact(
     """
     if target_mb < 1 or keep_days < 0:
         raise errors.ConfigError("target_mb must be at least 1, and keep_days at least 0")
-    root = Path(local_path("data_dir", str(Path(data_dir).absolute())))
+    root = place_of(data_dir)
+    if isinstance(root, ObjectArchive):
+        raise errors.ConfigError(
+            f"compact copies the archive in a data directory, and {root.url} is on object storage, where the broker "
+            "merges small files itself (archive_file_bytes)"
+        )
     manifest = newest_manifest(root / "archive")
     if manifest is None:
         raise errors.DataDirMissing(f"{root} has no archive; run the broker with history and archive enabled")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from mqcore import errors
@@ -78,7 +77,8 @@ def cost(
 
     A request is a publish, an acknowledgement or a negative acknowledgement. Bytes are headers and bodies. Storage is
     the size of the files: archive files by queue; a shard's journal is divided among its queues by the bytes of the
-    messages that are still in it. A client's share of a queue's storage is its share of the bytes published there.
+    messages that are still in it, and an archive on object storage by the bytes that were published. A client's share
+    of a queue's storage is its share of the bytes published there.
 
     Tables: ``use`` (by day, queue and client), ``queues`` and ``clients``.
 
@@ -93,10 +93,11 @@ def cost(
     progress("use", 0, 0)
     use = tables.write("use", _use(history, period), files=4)
     progress("storage", 0, 0)
-    storage = stored(Path(history.data_dir))
+    storage = stored(data_dir)
     with history.by_message():
         journals = _journal_weights(history)
     produced = _produced(history)
+    storage = storage.with_objects_of({queue: sum(of.values()) for queue, of in produced.items()})
     progress("shares", 0, 0)
     queues = _priced(_by(use, "queue"), *_storage_of_queues(storage, journals), prices)
     clients = _priced(_by(use, "client"), *_storage_of_clients(storage, journals, produced), prices)
@@ -207,6 +208,7 @@ def _storage_of_queues(
     for shard, size in storage.journals.items():
         in_journals.update(divided(size, journals.get(shard, {})) or {UNKNOWN: size})
     in_journals[UNKNOWN] += storage.shared
+    archive[UNKNOWN] += storage.objects
     return archive, in_journals
 
 
@@ -263,7 +265,7 @@ def _figures(queues: Sequence[Mapping[str, Any]], storage: Storage) -> dict[str,
     figures: dict[str, int | float] = {name: sum(row[name] for row in queues) for name in names}
     for name in ("published_bytes", "delivered_bytes", "redelivered_bytes"):
         figures[name] = sum(row[name] for row in queues)
-    figures["archive_bytes"] = sum(storage.archive.values())
+    figures["archive_bytes"] = sum(storage.archive.values()) + storage.objects
     figures["journal_bytes"] = storage.total - figures["archive_bytes"]
     figures["cost"] = sum(row["cost"] for row in queues)
     return figures

@@ -6,22 +6,22 @@ Both parts are cut at the same sequence, so a row is in one of them and never in
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from mqcore import errors
-from mqcore.spark.archive import archive, newest_manifest
-from mqcore.spark.options import local_path
-from mqcore.spark.origin import Directory
+from mqcore.spark.files import FileList, Table
+from mqcore.spark.options import ReadOptions
 from mqcore.spark.pipelines.fate import STEP_COLUMNS
+from mqcore.spark.place import ObjectArchive, place_of
+from mqcore.spark.plan import Plan
 
 if TYPE_CHECKING:
-    import os
-
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["History"]
@@ -40,52 +40,61 @@ _TAIL_NAMES: Final = {"time": "timestamp", "body": "value"}
 
 @dataclass(frozen=True)
 class History:
-    """A snapshot of a data directory's history, created by `History.of`. A running broker does not change it."""
+    """A snapshot of a broker's history, created by `History.of`. A running broker does not change it."""
 
     spark: SparkSession
     data_dir: str
+    """Path of the data directory, or URL of the archive on object storage."""
     cuts: Mapping[int, int]
     """End of the archive by shard, as a sequence."""
     ends: Mapping[int, int]
     """Sequence after the last row by shard."""
-    archived: bool
     missing: int
     """Number of records that were removed before they were archived."""
     rows: int
     """Approximate number of events."""
+    load: Mapping[str, str]
+    """Options of the data source that reads all of it."""
+    files: FileList | None
+    """The archive, if Spark itself can read it."""
 
     @classmethod
     def of(cls, spark: SparkSession, data_dir: str | os.PathLike[str]) -> History:
-        """Take a snapshot of a data directory.
+        """Take a snapshot of a history: a data directory, or an archive on object storage (`ObjectArchive`).
 
-        Raises `DataDirMissing` if there is no directory or no history in it, and `DataDirUnreadable`.
+        Spark reads an archive on object storage itself if it has a Hadoop file system for it. Otherwise its rows come
+        through the data source.
+
+        Raises `DataDirMissing` if there is no directory or no history in it, `DataDirUnreadable`, and `ConfigError` if
+        an archive belongs to another broker.
         """
-        root = local_path("data_dir", str(Path(data_dir).absolute()))
+        place = place_of(data_dir)
         # The manifest first: rows that are archived later are found by their sequence in the journal or the archive.
-        manifest = newest_manifest(Path(root) / "archive") or {"shards": {}, "files": []}
-        ends = Directory(root).ends()
-        cuts: dict[int, int] = {}
-        lost = 0
-        for end in ends:
-            reach = manifest["shards"].get(str(end.shard))
-            cut = reach["notes"] << _POSITION_BITS if reach and reach["journal"] == end.journal else 0
-            cuts[end.shard] = min(cut, end.latest)
-            lost += max(0, (end.earliest >> _POSITION_BITS) - (cut >> _POSITION_BITS)) if cut else 0
-        if not manifest["files"] and not any(end.latest for end in ends):
+        files = FileList.of(place)
+        load = _options(place)
+        ends = Plan.of(ReadOptions.parse(load, streaming=False), [("sequence", "bigint")]).origin().ends()
+        if not (files and files.files) and not any(end.latest for end in ends):
             raise errors.DataDirMissing(
-                f"{root} has no history; run the broker with --history (history = on), and run the pipeline after it "
-                "has recorded messages"
+                f"{os.fspath(place)} has no history; run the broker with --history (history = on), and run the "
+                "pipeline after it has recorded messages"
             )
-        rows = sum(file["rows"] for file in manifest["files"] if file["table"] == "steps")
-        rows += sum((end.latest - cuts[end.shard] >> _POSITION_BITS) * _STEPS_A_NOTE for end in ends)
+        begins, reaches = files.extent(ends, load.get("admin")) if files else ({}, {})
+        lost = sum(
+            max(0, (end.earliest >> _POSITION_BITS) - reaches[end.shard]) for end in ends if reaches.get(end.shard)
+        )
+        rows = sum(int(file["rows"]) for file in files.files if file["table"] == "steps") if files else 0
+        rows += sum(((end.latest >> _POSITION_BITS) - reaches.get(end.shard, 0)) * _STEPS_A_NOTE for end in ends)
+        is_native = files is not None and bool(files.files) and not any(begins.values()) and _opens(spark, files.scheme)
+        cuts = {end.shard: min(reaches.get(end.shard, 0) << _POSITION_BITS, end.latest) for end in ends}
         return cls(
             spark,
-            root,
+            os.fspath(place),
             cuts,
             {end.shard: end.latest for end in ends},
-            bool(manifest["files"]),
-            sum(reach["missing"] for reach in manifest["shards"].values()) + lost,
+            (sum(int(reach["missing"]) for reach in files.shards.values()) if files else 0) + lost,
             rows,
+            load,
+            files if is_native else None,
         )
 
     @property
@@ -131,36 +140,65 @@ class History:
         """Return messages as published to their queues: the columns of the archive, and ``sequence``."""
         return self._rows("messages", columns)
 
-    def _rows(self, table: Literal["messages", "steps"], columns: tuple[str, ...]) -> DataFrame:
+    def _rows(self, table: Table, columns: tuple[str, ...]) -> DataFrame:
         parts = []
-        if self.archived:
-            parts.append(self._archived(table, columns))
-        if any(self.cuts[shard] < end for shard, end in self.ends.items()) or not parts:
+        if self.files is not None:
+            parts.append(self._archived(self.files, table, columns))
+        if any(self._starts[shard] < end for shard, end in self.ends.items()) or not parts:
             parts.append(self._tail(table, columns))
         return reduce(lambda left, right: left.unionByName(right), parts)
 
-    def _archived(self, table: Literal["messages", "steps"], columns: tuple[str, ...]) -> DataFrame:
+    @property
+    def _starts(self) -> Mapping[int, int]:
+        """First sequence by shard that comes through the data source."""
+        return self.cuts if self.files is not None else dict.fromkeys(self.cuts, 0)
+
+    def _archived(self, files: FileList, table: Table, columns: tuple[str, ...]) -> DataFrame:
         from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
-        rows = archive(self.spark, self.data_dir, table)
-        rows = rows.withColumn("sequence", F.col("note") * (1 << _POSITION_BITS) + F.col("position"))
-        # The archive may have grown since the snapshot; `_tail` returns those rows.
-        cut = F.lit(0).cast("long")
-        for shard, sequence in self.cuts.items():
-            cut = F.when(F.col("shard") == shard, F.lit(sequence >> _POSITION_BITS)).otherwise(cut)
-        return rows.where(F.col("note") < cut).select(*columns)
+        rows = files.rows(self.spark, table)
+        return rows.withColumn("sequence", F.col("note") * (1 << _POSITION_BITS) + F.col("position")).select(*columns)
 
-    def _tail(self, table: Literal["messages", "steps"], columns: tuple[str, ...]) -> DataFrame:
+    def _tail(self, table: Table, columns: tuple[str, ...]) -> DataFrame:
         names = [_TAIL_NAMES.get(name, name) for name in columns]
         rows = (
             self.spark.read.format("mqcore")
+            .options(**self.load)
             .option("view", table)
             .option("columns", ",".join(names))
-            .option("startingOffsets", json.dumps({str(shard): cut for shard, cut in self.cuts.items()}))
+            .option("startingOffsets", json.dumps({str(shard): start for shard, start in self._starts.items()}))
             .option("endingOffsets", json.dumps({str(shard): end for shard, end in self.ends.items()}))
             # Removed rows are counted in `missing`. A report about the rest is better than none.
             .option("failOnDataLoss", "false")
             .option("minPartitions", str(self.tasks))
-            .load(self.data_dir)
+            .load()
         )
         return rows.toDF(*columns)
+
+
+def _options(place: ObjectArchive | Path) -> dict[str, str]:
+    """Return the options of the data source that name a history."""
+    if isinstance(place, Path):
+        return {"path": str(place)}
+    settings = dict(option.split("=", 1) for option in place.options)
+    given = {"archive": place.url, "admin": place.admin, "token": place.token}
+    given["archiveOptions"] = json.dumps(settings) if settings else None
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _opens(spark: SparkSession, scheme: str | None) -> bool:
+    """Whether Spark has a Hadoop file system for URLs of a scheme; `None`: files of this machine."""
+    if scheme in {None, "file"}:
+        return True
+    from pyspark.errors import PySparkException
+
+    try:
+        context = spark.sparkContext
+    except PySparkException:  # Spark Connect does not tell.
+        return False
+    try:
+        assert context._jvm is not None
+        context._jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(scheme, context._jsc.hadoopConfiguration())
+    except Exception:  # Py4J's error for a missing class, or for a scheme without one.
+        return False
+    return True

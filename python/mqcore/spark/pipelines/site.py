@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mqcore import errors
 from mqcore.spark.pipelines.report import INDEX
+from mqcore.spark.place import place_of
 
 if TYPE_CHECKING:
-    import os
-
     from mqcore.spark.pipelines.catalogue import Outcome
 
 __all__ = ["Entry", "record", "write_site"]
@@ -82,7 +82,7 @@ def record(outcome: Outcome, description: str, data_dir: str | os.PathLike[str])
         "description": description,
         "summary": outcome.summary,
         "ok": outcome.ok,
-        "data_dir": str(Path(data_dir).absolute()),
+        "data_dir": os.fspath(place_of(data_dir)),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "figures": dict(outcome.figures),
         "tables": {name: str(path.relative_to(outcome.report.parent)) for name, path in outcome.tables.items()},

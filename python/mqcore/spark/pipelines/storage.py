@@ -1,22 +1,25 @@
-"""Bytes on disk of a data directory: journals by shard, and the archive by queue. Does not need Spark."""
+"""Stored bytes of a history: journals by shard, and archives by queue. Does not need Spark."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mqcore.spark.archive import newest_manifest
+from mqcore import _core
+from mqcore.spark.files import newest_manifest
+from mqcore.spark.place import ObjectArchive, place_of
 
 __all__ = ["Storage", "divided", "stored"]
 
 
 @dataclass(frozen=True)
 class Storage:
-    """Bytes on disk."""
+    """Stored bytes."""
 
     archive: Mapping[str, int]
     """Archive files by queue."""
@@ -24,15 +27,38 @@ class Storage:
     """Journals of shards."""
     shared: int
     """All other files: definitions, limits, schedules, manifests, and events of whole shards in the archive."""
+    objects: int = 0
+    """Archive on object storage, with its metadata and earlier snapshots. Its objects have rows of many queues."""
 
     @property
     def total(self) -> int:
-        """All files of the directory."""
-        return sum(self.archive.values()) + sum(self.journals.values()) + self.shared
+        """All files of the directory, and all objects."""
+        return sum(self.archive.values()) + sum(self.journals.values()) + self.shared + self.objects
+
+    def with_objects_of(self, weights: Mapping[str, int]) -> Storage:
+        """Divide the objects among queues in proportion to weights."""
+        archive = Counter(self.archive)
+        parts = divided(self.objects, weights)
+        archive.update(parts)
+        return replace(self, archive=dict(archive), objects=self.objects - sum(parts.values()))
 
 
-def stored(data_dir: Path) -> Storage:
-    """Measure a data directory. A running broker may change it meanwhile."""
+def stored(source: str | os.PathLike[str]) -> Storage:
+    """Measure a data directory, or an archive on object storage. A running broker may change it meanwhile."""
+    place = place_of(source)
+    if isinstance(place, ObjectArchive):
+        return Storage({}, {}, 0, _core.object_archive_bytes(place.url, list(place.options)))
+    location = place / "archive.json"
+    objects = 0
+    if location.exists():
+        known = json.loads(location.read_bytes())
+        objects = _core.object_archive_bytes(
+            known["url"], [f"{name}={value}" for name, value in known["options"].items()]
+        )
+    return replace(_of_directory(place), objects=objects)
+
+
+def _of_directory(data_dir: Path) -> Storage:
     archive: Counter[str] = Counter()
     manifest = newest_manifest(data_dir / "archive") or {"files": []}
     listed: dict[Path, str | None] = {}

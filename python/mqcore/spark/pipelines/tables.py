@@ -8,7 +8,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mqcore.spark.options import local_path
+from mqcore.spark.place import local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

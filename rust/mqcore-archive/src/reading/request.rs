@@ -113,6 +113,11 @@ impl HistoryRequest {
         self.since_us <= us(last) && us(first) < self.until_us
     }
 
+    /// The same in microseconds.
+    pub(super) fn overlaps_us(&self, first: i64, last: i64) -> bool {
+        self.since_us <= last && first < self.until_us
+    }
+
     /// Whether a file of the archive may contain matching rows.
     pub(super) fn may_want(&self, file: &FileEntry) -> bool {
         file.table == self.shape.view().table().as_str()
@@ -130,6 +135,24 @@ impl HistoryRequest {
                 self.wants_queue(queue.as_deref())
             }
         }
+    }
+}
+
+/// Caches whether the last queue matches, because consecutive rows usually have the same queue.
+#[derive(Debug, Default)]
+pub(super) struct QueueMemory(Option<(Option<Box<str>>, bool)>);
+
+impl QueueMemory {
+    /// Returns what `wants` returns for the queue.
+    pub(super) fn wants(&mut self, queue: Option<&str>, wants: impl FnOnce(Option<&str>) -> bool) -> bool {
+        if let Some((known, wanted)) = &self.0
+            && known.as_deref() == queue
+        {
+            return *wanted;
+        }
+        let wanted = wants(queue);
+        self.0 = Some((queue.map(Box::from), wanted));
+        wanted
     }
 }
 

@@ -4,31 +4,24 @@
 //! searches for notes missing at the end again, first in all segments, then in the newest manifest. Only notes that are in
 //! neither are lost.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::mem;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow_array::builder::BooleanBuilder;
-use arrow_array::cast::AsArray;
-use arrow_array::types::{Int32Type, TimestampMicrosecondType};
-use arrow_array::{Array, BooleanArray, RecordBatch, RecordBatchReader};
+use arrow_array::{RecordBatch, RecordBatchReader};
 use arrow_schema::{ArrowError, SchemaRef};
-use arrow_select::filter::filter_record_batch;
 use mqcore_broker::history::LifecycleStep;
 use mqcore_broker::history::packing::unpack;
 use mqcore_broker::history::reader::each_step;
 use mqcore_broker::model::record::RecordError;
 use mqcore_journal::record::Note;
-use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
 
-use super::columns::{View, note_of, sequence, sequences, text};
-use super::request::HistoryRequest;
+use super::archived::{Delivered, FileError, OpenFile, Selection};
+use super::columns::{View, note_of, sequence};
+use super::request::{HistoryRequest, QueueMemory};
 use super::segments::{Records, failed};
 use super::{Piece, ReadError, ShardHistory};
-use crate::conforming::plain;
 use crate::manifest::{FileEntry, Manifest};
 use crate::tables::{Rows, StepPlace};
 
@@ -36,8 +29,6 @@ use crate::tables::{Rows, StepPlace};
 const BATCH_ROWS: usize = 16 * 1024;
 /// Size in bytes at which a batch is completed. Larger batches are slower, because fresh memory is slow.
 const BATCH_BYTES: usize = 2 * 1024 * 1024;
-/// Columns used to evaluate the conditions on rows.
-const DECIDING: [&str; 6] = ["time", "shard", "note", "position", "kind", "queue"];
 /// Number of searches for missing notes. Between two searches, notes can only move further once.
 const ATTEMPTS: u32 = 8;
 
@@ -47,6 +38,7 @@ pub struct PieceReader {
     request: Arc<HistoryRequest>,
     /// Range of sequences.
     range: Range<u64>,
+    selection: Selection,
     journal: String,
     kept_from: u64,
     fail_on_loss: bool,
@@ -54,14 +46,20 @@ pub struct PieceReader {
     open: OpenSource,
     /// Rows of the open segment that do not fill a batch yet.
     rows: Rows,
-    queue: Memory,
+    queue: QueueMemory,
     /// Reusable buffer for unpacked blocks.
     unpacked: Vec<u8>,
     /// Numbers of the notes already read.
     done: NumberSet,
     /// Numbers of the notes to read from the archive.
     archived: Range<u64>,
+    /// All notes that were searched in files of the archive.
+    searched: Vec<Range<u64>>,
+    /// Paths of these files.
+    planned: HashSet<String>,
     attempts: u32,
+    /// Number of searches for the rows of objects that were deleted.
+    replans: u32,
     ready: VecDeque<RecordBatch>,
     ended: bool,
     lost: u64,
@@ -80,14 +78,6 @@ enum OpenSource {
     File(Box<OpenFile>),
 }
 
-struct OpenFile {
-    reader: ParquetRecordBatchReader,
-    path: PathBuf,
-    notes: Vec<Range<u64>>,
-    /// Whether all its rows match.
-    whole: bool,
-}
-
 impl std::fmt::Debug for PieceReader {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("Reading").field("range", &self.range).finish_non_exhaustive()
@@ -103,21 +93,31 @@ impl PieceReader {
     ) -> Result<Self, ReadError> {
         let shape = &request.shape;
         let rows = Rows::of(shape.view().table(), &|name| shape.needs(name));
+        let selection = Selection {
+            shard: shard.number,
+            range: piece.from..piece.until,
+            queues: piece.queues.clone(),
+            delivered: Delivered::default(),
+        };
         let mut reading = Self {
             shard,
             request,
             range: piece.from..piece.until,
+            selection,
             journal: piece.journal.clone(),
             kept_from: piece.kept_from,
             fail_on_loss,
             steps: VecDeque::new(),
             open: OpenSource::Nothing,
             rows,
-            queue: Memory::default(),
+            queue: QueueMemory::default(),
             unpacked: Vec::new(),
             done: NumberSet::default(),
             archived: 0..0,
+            searched: Vec::new(),
+            planned: HashSet::new(),
             attempts: 0,
+            replans: 0,
             ready: VecDeque::new(),
             ended: piece.from >= piece.until,
             lost: 0,
@@ -170,10 +170,12 @@ impl PieceReader {
         for file in &manifest.files {
             let overlaps =
                 notes.iter().any(|range| file.min_note < range.end && range.start <= file.max_note);
-            if file.shard == self.shard.number && overlaps && self.request.may_want(file) {
+            if overlaps && self.selection.may_want(&self.request, file) {
+                self.planned.insert(file.path.clone());
                 self.steps.push_back(ReadStep::File(Box::new(file.clone()), notes.clone()));
             }
         }
+        self.searched.extend(notes);
         Ok(())
     }
 
@@ -196,16 +198,16 @@ impl PieceReader {
                 }
                 self.flush()
             }
-            OpenSource::File(mut file) => {
-                let Some(batch) = file.reader.next() else { return Ok(()) };
-                let shape = &self.request.shape;
-                let batch = batch
-                    .and_then(|batch| plain(&batch, shape.view().table(), &|name: &str| shape.needs(name)));
-                let batch = batch.map_err(|error| parquet_failed(&file.path, error.to_string()))?;
-                self.ready.extend(self.wanted(&file, &batch)?);
-                self.open = OpenSource::File(file);
-                Ok(())
-            }
+            OpenSource::File(mut file) => match file.advance(&mut self.selection, &self.request) {
+                Ok(Some(rows)) => {
+                    self.ready.extend(rows);
+                    self.open = OpenSource::File(file);
+                    Ok(())
+                }
+                Ok(None) => Ok(()),
+                Err(FileError::Removed) => self.lose_file(&file.entry),
+                Err(FileError::Read(error)) => Err(error),
+            },
             OpenSource::Nothing => match self.steps.pop_front() {
                 Some(ReadStep::Segment(segment)) => {
                     self.open =
@@ -292,93 +294,45 @@ impl PieceReader {
     fn open_file(&mut self, file: Box<FileEntry>, notes: Vec<Range<u64>>) -> Result<(), ReadError> {
         let path = self.shard.archive.location(&file);
         let Some(handle) = self.shard.archive.open(&file)? else { return self.lose_file(&file) };
-        let broken = |error: parquet::errors::ParquetError| parquet_failed(&path, error.to_string());
-        let builder = ParquetRecordBatchReaderBuilder::try_new(handle).map_err(broken)?;
-        let inside =
-            notes.len() == 1 && notes[0].contains(&file.min_note) && notes[0].contains(&file.max_note);
-        let cut = self.range.start > sequence(file.min_note, 0)
-            || self.range.end <= sequence(file.max_note.min(u64::MAX >> 21), u32::MAX);
-        let whole = inside && !cut && self.request.wants_all();
-        let shape = &self.request.shape;
-        let wanted = |name: &str| shape.needs(name) || (!whole && DECIDING.contains(&name));
-        let schema = builder.parquet_schema();
-        let roots = schema.root_schema().get_fields().iter().enumerate();
-        let roots: Vec<_> = roots.filter(|(_, field)| wanted(field.name())).map(|(index, _)| index).collect();
-        let mask = ProjectionMask::roots(schema, roots);
-        let body = if shape.needs("body") { (2 * file.bytes / file.rows.max(1)) as usize } else { 0 };
-        let rows = (BATCH_BYTES / (body + 64)).clamp(64, BATCH_ROWS);
-        let reader = builder.with_projection(mask).with_batch_size(rows).build().map_err(broken)?;
-        self.open = OpenSource::File(Box::new(OpenFile { reader, path, notes, whole }));
+        let entry = file.clone();
+        let sizes = (BATCH_ROWS, BATCH_BYTES);
+        match OpenFile::open(handle, file, path, notes, &self.selection, &self.request, sizes) {
+            Ok(opened) => self.open = OpenSource::File(Box::new(opened)),
+            Err(FileError::Removed) => return self.lose_file(&entry),
+            Err(FileError::Read(error)) => return Err(error),
+        }
         Ok(())
     }
 
     /// Handles a missing file of the archive: a newer manifest does not list it any more, or it was deleted manually.
     fn lose_file(&mut self, file: &FileEntry) -> Result<(), ReadError> {
-        let manifest = self.shard.manifest()?;
-        let named = manifest
-            .as_ref()
-            .is_some_and(|manifest| manifest.files.iter().any(|other| other.path == file.path));
-        if named {
+        let manifest = self.shard.manifest()?.unwrap_or_else(Manifest::empty);
+        if manifest.files.iter().any(|other| other.path == file.path) {
             let path = self.shard.archive.location(file);
             return Err(failed(&path, std::io::ErrorKind::NotFound.into()));
         }
-        let replaced = manifest.iter().flat_map(|manifest| &manifest.files).any(|other| {
+        let replaced = manifest.files.iter().any(|other| {
             other.table == file.table
                 && other.shard == file.shard
-                && other.min_note <= file.min_note
-                && other.max_note >= file.max_note
+                && other.min_note <= file.max_note
+                && other.max_note >= file.min_note
+                && !self.planned.contains(&other.path)
         });
-        if replaced {
+        if !replaced {
+            let notes = file.max_note.saturating_sub(file.min_note).saturating_add(1);
+            return self.lose(notes, "retention has removed them");
+        }
+        self.replans += 1;
+        if !file.is_object() || self.replans > ATTEMPTS {
             let why = "the archive was rewritten during the query; run the query again";
             let (shard, from, until) = (self.shard.number, self.range.start, self.range.end);
             return Err(ReadError::Lost { shard, from, until, notes: 0, why: why.to_owned() });
         }
-        let notes = file.max_note.saturating_sub(file.min_note).saturating_add(1);
-        self.lose(notes, "retention has removed them")
-    }
-
-    /// Returns the matching rows of a batch with the selected columns.
-    fn wanted(&self, file: &OpenFile, rows: &RecordBatch) -> Result<Option<RecordBatch>, ReadError> {
-        let shaped = if file.whole {
-            self.request.shape.apply(rows)
-        } else {
-            let mask = self.mask(rows, &file.notes).map_err(ReadError::Rows)?;
-            if mask.true_count() == 0 {
-                return Ok(None);
-            }
-            filter_record_batch(rows, &mask).and_then(|rows| self.request.shape.apply(&rows))
-        };
-        shaped.map(Some).map_err(|error| parquet_failed(&file.path, error.to_string()))
-    }
-
-    fn mask(&self, rows: &RecordBatch, notes: &[Range<u64>]) -> Result<BooleanArray, ArrowError> {
-        let all = sequences(rows)?;
-        let times = rows
-            .column_by_name("time")
-            .and_then(|times| times.as_primitive_opt::<TimestampMicrosecondType>())
-            .ok_or_else(|| ArrowError::SchemaError("the column time has an unexpected type".to_owned()))?;
-        let shards = rows
-            .column_by_name("shard")
-            .and_then(|shards| shards.as_primitive_opt::<Int32Type>())
-            .ok_or_else(|| {
-            ArrowError::SchemaError("the column shard has an unexpected type".to_owned())
-        })?;
-        let (kinds, queues) = (text(rows, "kind")?, text(rows, "queue")?);
-        let mut memory = Memory::default();
-        let mut mask = BooleanBuilder::with_capacity(rows.num_rows());
-        for row in 0..rows.num_rows() {
-            let at = all.value(row).cast_unsigned();
-            let queue = queues.is_valid(row).then(|| queues.value(row));
-            mask.append_value(
-                shards.value(row).cast_unsigned() == self.shard.number
-                    && self.range.contains(&at)
-                    && notes.iter().any(|range| range.contains(&note_of(at)))
-                    && self.request.wants_time(times.value(row))
-                    && self.request.wants_kind(kinds.value(row))
-                    && memory.wants(&self.request, queue),
-            );
-        }
-        Ok(mask.finish())
+        // Merged files have the rows of several files. Some of these were delivered, and others are still planned.
+        self.selection.delivered.exclude();
+        self.steps.retain(|step| matches!(step, ReadStep::Segment(_)));
+        let notes = mem::take(&mut self.searched);
+        self.plan_files(&manifest, notes)
     }
 }
 
@@ -427,7 +381,7 @@ struct Taker<'a> {
     notes: Range<u64>,
     done: &'a mut NumberSet,
     shard: u32,
-    queue: &'a mut Memory,
+    queue: &'a mut QueueMemory,
     ready: &'a mut VecDeque<RecordBatch>,
     unpacked: &'a mut Vec<u8>,
     failed: Option<ReadError>,
@@ -467,7 +421,7 @@ impl Taker<'_> {
         let queue = (!step.kind.is_of_a_shard()).then_some(step.queue);
         if !request.wants_time(us)
             || !request.wants_kind(step.kind.as_str())
-            || !self.queue.wants(request, queue)
+            || !self.queue.wants(queue, |queue| request.wants_queue(queue))
         {
             return Ok(());
         }
@@ -487,23 +441,6 @@ fn batch(rows: &mut Rows, request: &HistoryRequest) -> Result<Option<RecordBatch
         return Ok(None);
     }
     rows.take().and_then(|rows| request.shape.apply(&rows)).map(Some).map_err(ReadError::Rows)
-}
-
-/// Caches whether the last queue matches, because consecutive rows usually have the same queue.
-#[derive(Debug, Default)]
-struct Memory(Option<(Option<Box<str>>, bool)>);
-
-impl Memory {
-    fn wants(&mut self, request: &HistoryRequest, queue: Option<&str>) -> bool {
-        if let Some((known, wanted)) = &self.0
-            && known.as_deref() == queue
-        {
-            return *wanted;
-        }
-        let wanted = request.wants_queue(queue);
-        self.0 = Some((queue.map(Box::from), wanted));
-        wanted
-    }
 }
 
 /// A set of numbers, stored as disjoint ranges in ascending order.
@@ -559,10 +496,6 @@ impl NumberSet {
         }
         missing
     }
-}
-
-fn parquet_failed(path: &Path, why: String) -> ReadError {
-    ReadError::Parquet { path: path.to_path_buf(), why }
 }
 
 #[cfg(test)]

@@ -81,6 +81,19 @@ pub trait RemoteFile: Debug + Send + Sync {
     /// # Errors
     /// The store does not answer, or the object was removed.
     fn read(&self, offset: u64, length: usize) -> io::Result<Bytes>;
+
+    /// Returns why the last read failed; `None`: none has failed. Readers of Parquet lose the kind of an error.
+    fn failure(&self) -> Option<io::ErrorKind>;
+}
+
+impl ArchiveFile {
+    /// Returns the object; `None`: it is a file of this machine.
+    pub(super) fn object(&self) -> Option<Arc<dyn RemoteFile>> {
+        match self {
+            Self::Local(_) => None,
+            Self::Remote(object) => Some(Arc::clone(object)),
+        }
+    }
 }
 
 impl Length for ArchiveFile {

@@ -43,11 +43,16 @@ pub(crate) fn is_of_catalog(option: &str) -> bool {
 }
 
 impl CatalogSettings {
-    /// Reads the options of an archive at `url`. Sends no request.
+    /// Reads the options of an archive at `url`. Sends no request. `variables` are used where the environment has none of
+    /// this name.
     ///
     /// # Errors
     /// [`LakeError::Url`] if an option is unknown or invalid.
-    pub(crate) fn new(url: &str, options: &BTreeMap<String, String>) -> Result<Self, LakeError> {
+    pub(crate) fn new(
+        url: &str,
+        options: &BTreeMap<String, String>,
+        variables: &BTreeMap<String, String>,
+    ) -> Result<Self, LakeError> {
         let invalid = |why: String| LakeError::Url { url: url.to_owned(), why };
         let given: BTreeMap<String, &str> =
             options.iter().map(|(name, value)| (name.to_lowercase(), value.as_str())).collect();
@@ -58,7 +63,10 @@ impl CatalogSettings {
             )));
         }
         let value = |name: &str| {
-            let variable = || std::env::var(format!("{VARIABLES}{}", name.to_uppercase())).ok();
+            let variable = || {
+                let name = format!("{VARIABLES}{}", name.to_uppercase());
+                std::env::var(&name).ok().or_else(|| variables.get(&name).cloned())
+            };
             given
                 .get(name)
                 .map(|value| (*value).to_owned())

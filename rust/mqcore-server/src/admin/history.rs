@@ -27,7 +27,7 @@ use crate::admin::pieces::{PIECES, Pieces, REQUEST_HEADER, deliver};
 use crate::admin::request::{Admin, Caller, error, may_read_everything};
 use crate::stats::snapshot;
 use crate::storage::backup::BackupError;
-use crate::storage::history::{Batches, HistoryDir, HistoryError, HistoryRequest, Piece};
+use crate::storage::history::{Batches, Division, HistoryDir, HistoryError, HistoryRequest, Piece};
 
 /// Maximum ranges in one query: far more than there are shards.
 const STRETCHES_MAX: usize = 4096;
@@ -124,8 +124,9 @@ fn consult(history: &HistoryDir, question: HistoryQuery) -> Result<Found, Histor
     Ok(match question {
         HistoryQuery::Ends { .. } => Found::Json(json!({"ends": history.ends()?})),
         HistoryQuery::Pieces { request, stretches, target_bytes } => {
-            let pieces =
-                history.pieces(&HistoryRequest::parse(&request)?, &ranges(&stretches)?, target_bytes)?;
+            let request = HistoryRequest::parse(&request)?;
+            // Clients of earlier versions do not know pieces of some queues.
+            let pieces = history.pieces(&request, &ranges(&stretches)?, Division::in_order(target_bytes))?;
             Found::Json(json!({"pieces": pieces}))
         }
         HistoryQuery::Advance { request, stretches, rows, fail_on_loss } => {

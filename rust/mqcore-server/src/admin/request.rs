@@ -22,7 +22,7 @@ use crate::config::mask::MaskConfig;
 use crate::handler::HandlerPort;
 use crate::hub::Hub;
 use crate::stats::snapshot;
-use crate::storage::history::HistoryDir;
+use crate::storage::history::{HistoryDir, StoreAccess};
 
 /// How long shards may take to answer.
 pub(crate) const SHARD_TIMEOUT: Duration = Duration::from_secs(1);
@@ -56,7 +56,11 @@ impl Admin {
         config: &Config,
     ) -> Self {
         // The broker has just opened this directory itself and reported any problem with it.
-        let history = config.data_dir.as_deref().and_then(|path| HistoryDir::open(path).ok()).map(Arc::new);
+        let history = config
+            .data_dir
+            .as_deref()
+            .and_then(|path| HistoryDir::open(path, &StoreAccess::default()).ok())
+            .map(Arc::new);
         Self {
             hub: Arc::clone(hub),
             handlers: Arc::clone(handlers),

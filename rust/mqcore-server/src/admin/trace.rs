@@ -21,7 +21,7 @@ use crate::admin::answers::ErrorAnswer;
 use crate::admin::history::{refuse, settle};
 use crate::admin::request::{Admin, Caller, PathText, error, may_read_everything};
 use crate::stats::snapshot;
-use crate::storage::history::{HistoryDir, HistoryError, HistoryRequest};
+use crate::storage::history::{Division, HistoryDir, HistoryError, HistoryRequest};
 
 /// Maximum bytes of an ID; no protocol has longer ones.
 const ID_BYTES_MAX: usize = 255;
@@ -295,7 +295,7 @@ fn each_batch(
     let request = Arc::new(HistoryRequest::parse(&request)?);
     for ends in history.ends()? {
         let stretch = (ends.shard, ends.earliest..ends.latest);
-        for piece in history.pieces(&request, &[stretch], PIECE_BYTES)? {
+        for piece in history.pieces(&request, &[stretch], Division::in_order(PIECE_BYTES))? {
             // Rows that retention removes meanwhile are missing from the response.
             for batch in history.read(&request, &piece, false)? {
                 show(&batch?);

@@ -61,6 +61,23 @@ fn write(path: &Path, config: &ObjectArchiveConfig) -> io::Result<()> {
     fs::rename(temporary, path)
 }
 
+/// How a reader reaches an object store, besides the environment of its process.
+#[derive(Clone, Default)]
+pub struct StoreAccess {
+    /// Settings of the store, which override everything else.
+    pub options: BTreeMap<String, String>,
+    /// Environment variables of another process, for those that this process does not have.
+    pub variables: BTreeMap<String, String>,
+}
+
+impl std::fmt::Debug for StoreAccess {
+    /// Names only, because values can be secrets.
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names = (self.options.keys(), self.variables.keys());
+        formatter.debug_struct("StoreAccess").field("names", &names).finish_non_exhaustive()
+    }
+}
+
 /// The archive in a data directory and the one on object storage, as one.
 #[derive(Debug)]
 pub(super) struct CombinedArchive {
@@ -69,8 +86,8 @@ pub(super) struct CombinedArchive {
 }
 
 impl CombinedArchive {
-    /// Finds the archive of a data directory. Sends no request.
-    pub(super) fn open(directory: &Path) -> Result<Self, DataDirError> {
+    /// Finds the archive of a data directory. Sends no request. `access` adds to the options that the directory stores.
+    pub(super) fn open(directory: &Path, access: &StoreAccess) -> Result<Self, DataDirError> {
         let files = DirectoryArchive::new(&directory.join(ARCHIVE));
         let path = directory.join(FILE);
         let failed = |source: io::Error| DataDirError::Io { path: path.clone(), source };
@@ -82,8 +99,10 @@ impl CombinedArchive {
             Err(error) => return Err(failed(error)),
         };
         let location: Location = serde_json::from_slice(&json).map_err(|error| failed(error.into()))?;
-        let location =
-            LakeLocation::open(&location.url, &location.options).map_err(io::Error::other).map_err(failed)?;
+        let mut options = location.options;
+        options.extend(access.options.clone());
+        let location = LakeLocation::open_with(&location.url, &options, &access.variables);
+        let location = location.map_err(io::Error::other).map_err(failed)?;
         let objects = LakeArchive::new(location).map_err(io::Error::other).map_err(failed)?;
         Ok(Self { files, objects: Some(objects) })
     }
@@ -91,8 +110,7 @@ impl CombinedArchive {
     /// The source that contains a file.
     fn of(&self, file: &FileEntry) -> &dyn ArchiveSource {
         match &self.objects {
-            // Spark writes `file:/x`. Paths in the directory have no colon, because it is escaped.
-            Some(objects) if file.path.contains(":/") => objects,
+            Some(objects) if file.is_object() => objects,
             _ => &self.files,
         }
     }
@@ -124,6 +142,7 @@ fn combined(files: Manifest, mut objects: Manifest) -> Manifest {
         if reach.journal == earlier.journal {
             reach.notes = reach.notes.max(earlier.notes);
             reach.kept_from = reach.kept_from.max(earlier.kept_from);
+            reach.begins = 0;
         }
     }
     objects.files.splice(0..0, files.files);

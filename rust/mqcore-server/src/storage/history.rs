@@ -11,14 +11,19 @@ use mqcore_archive::reading::{ReadError, ShardHistory};
 use mqcore_lake::location::LakeLocation;
 use mqcore_lake::reading::LakeArchive;
 
-pub use mqcore_archive::reading::columns::{Column, Group, View};
+pub use mqcore_archive::reading::columns::{Column, Group, View, sequence};
 pub use mqcore_archive::reading::request::HistoryRequest;
 pub use mqcore_archive::reading::rows::{Batches, PieceReader};
-pub use mqcore_archive::reading::{Ends, Piece, ReadError as HistoryError};
+pub use mqcore_archive::reading::slices::QueueSlice;
+pub use mqcore_archive::reading::{Division, Ends, Piece, ReadError as HistoryError};
+
+pub use crate::storage::archive_location::StoreAccess;
 
 use crate::storage::archive_location::CombinedArchive;
 use crate::storage::data_dir::{DataDirError, shard_name};
 use crate::storage::manifest::Manifest;
+
+pub use mqcore_archive::manifest::Manifest as ArchivedFiles;
 
 /// A range of one shard's history, for [`HistoryDir::advance`]: shard, first sequence, and the end, exclusive.
 pub type Stretch = (u32, Range<u64>);
@@ -31,17 +36,36 @@ pub fn archived_objects(
     url: &str,
     options: &BTreeMap<String, String>,
 ) -> Result<Option<String>, HistoryError> {
-    let failed = |why: String| ReadError::Remote { url: url.to_owned(), why };
-    let location = LakeLocation::open(url, options).map_err(|error| failed(error.to_string()))?;
-    let manifest = LakeArchive::new(location)?.manifest()?;
+    let access = StoreAccess { options: options.clone(), ..StoreAccess::default() };
+    let manifest = objects(url, &access)?.manifest()?;
     let json = manifest.as_ref().map(serde_json::to_string).transpose();
-    json.map_err(|error| failed(error.to_string()))
+    json.map_err(|error| ReadError::Remote { url: url.to_owned(), why: error.to_string() })
 }
 
-/// All shards' histories in a data directory.
+/// Returns the size in bytes of all objects of an archive, also of metadata and of earlier snapshots.
+///
+/// # Errors
+/// [`HistoryError`] if the URL is invalid or the objects cannot be listed.
+pub fn archived_bytes(url: &str, options: &BTreeMap<String, String>) -> Result<u64, HistoryError> {
+    objects(url, &StoreAccess { options: options.clone(), ..StoreAccess::default() })?.stored_bytes()
+}
+
+fn objects(url: &str, access: &StoreAccess) -> Result<LakeArchive, HistoryError> {
+    let location = LakeLocation::open_with(url, &access.options, &access.variables);
+    LakeArchive::new(location.map_err(|error| ReadError::Request(error.to_string()))?)
+}
+
+/// All shards' histories in a data directory, or in an archive on object storage.
 #[derive(Debug)]
 pub struct HistoryDir {
-    shards: Vec<Arc<ShardHistory>>,
+    shards: Shards,
+}
+
+#[derive(Debug)]
+enum Shards {
+    OfDirectory(Vec<Arc<ShardHistory>>),
+    /// The tables tell which shards there are.
+    OfArchive(Arc<dyn ArchiveSource>),
 }
 
 impl HistoryDir {
@@ -49,15 +73,35 @@ impl HistoryDir {
     ///
     /// # Errors
     /// [`DataDirError::Missing`], [`DataDirError::Format`] and [`DataDirError::Io`].
-    pub fn open(path: &Path) -> Result<Self, DataDirError> {
+    pub fn open(path: &Path, access: &StoreAccess) -> Result<Self, DataDirError> {
         if !path.is_dir() {
             return Err(DataDirError::Missing { path: path.to_path_buf(), missing: path.to_path_buf() });
         }
         let shards = Manifest::read(path).map_err(|error| error.at(path))?.manifest.shards;
-        let archive: Arc<dyn ArchiveSource> = Arc::new(CombinedArchive::open(path)?);
+        let archive: Arc<dyn ArchiveSource> = Arc::new(CombinedArchive::open(path, access)?);
         let history =
             |shard| ShardHistory::new(shard as u32, &path.join(shard_name(shard)), Arc::clone(&archive));
-        Ok(Self { shards: (0..shards).map(|shard| Arc::new(history(shard))).collect() })
+        let shards = (0..shards).map(|shard| Arc::new(history(shard))).collect();
+        Ok(Self { shards: Shards::OfDirectory(shards) })
+    }
+
+    /// Opens an archive on object storage, which ends where both of its tables end. Sends no request.
+    ///
+    /// # Errors
+    /// [`HistoryError`] if the URL or an option is invalid.
+    pub fn of_archive(url: &str, access: &StoreAccess) -> Result<Self, HistoryError> {
+        Ok(Self { shards: Shards::OfArchive(Arc::new(objects(url, access)?)) })
+    }
+
+    /// Returns the list of files of the archive; `None`: it is a data directory, or there are no tables.
+    ///
+    /// # Errors
+    /// [`HistoryError`] if the tables cannot be read.
+    pub fn archived_files(&self) -> Result<Option<ArchivedFiles>, HistoryError> {
+        match &self.shards {
+            Shards::OfDirectory(_) => Ok(None),
+            Shards::OfArchive(archive) => archive.manifest(),
+        }
     }
 
     /// How far each shard's history reaches now.
@@ -65,14 +109,22 @@ impl HistoryDir {
     /// # Errors
     /// [`HistoryError`].
     pub fn ends(&self) -> Result<Vec<Ends>, HistoryError> {
-        self.shards.iter().map(|shard| shard.ends()).collect()
+        match &self.shards {
+            Shards::OfDirectory(shards) => shards.iter().map(|shard| shard.ends()).collect(),
+            Shards::OfArchive(archive) => {
+                let shards = archive.manifest()?.map(|manifest| manifest.shards).unwrap_or_default();
+                shards.keys().map(|&shard| self.shard(shard)?.ends()).collect()
+            }
+        }
     }
 
-    fn shard(&self, number: u32) -> Result<&Arc<ShardHistory>, HistoryError> {
-        let count = self.shards.len();
-        self.shards
-            .get(number as usize)
-            .ok_or_else(|| ReadError::Request(format!("there is no shard {number}; there are {count}")))
+    fn shard(&self, number: u32) -> Result<Arc<ShardHistory>, HistoryError> {
+        match &self.shards {
+            Shards::OfDirectory(shards) => shards.get(number as usize).cloned().ok_or_else(|| {
+                ReadError::Request(format!("there is no shard {number}; there are {}", shards.len()))
+            }),
+            Shards::OfArchive(archive) => Ok(Arc::new(ShardHistory::archived(number, Arc::clone(archive)))),
+        }
     }
 
     /// Splits ranges one after the other. See [`ShardHistory::pieces`].
@@ -83,11 +135,11 @@ impl HistoryDir {
         &self,
         request: &HistoryRequest,
         stretches: &[Stretch],
-        target_bytes: u64,
+        division: Division,
     ) -> Result<Vec<Piece>, HistoryError> {
         let mut pieces = Vec::new();
         for (shard, range) in stretches {
-            pieces.extend(self.shard(*shard)?.pieces(request, range.clone(), target_bytes)?);
+            pieces.extend(self.shard(*shard)?.pieces(request, range.clone(), division)?);
         }
         Ok(pieces)
     }
