@@ -114,3 +114,21 @@ def test_a_checkpoint_of_another_journal_is_refused(live: Recorded, recorded: Re
         live.publish(mq, "orders/1", 10)
     with pytest.raises(Exception, match="the journal has changed"):
         follow(live, sink, NOW, startingOffsets="earliest").awaitTermination(120)
+
+
+def test_checkpoints_of_other_sessions_are_continued(live: Recorded, follow: Any, spark: SparkSession) -> None:
+    """Local sessions write checkpoints with fewer programs, in the same format."""
+    key, sink = "spark.sql.streaming.checkpointFileManagerClass", Sink()
+    ours = spark.conf.get(key)
+    assert ours is not None
+    package, _, name = ours.rpartition(".")
+    assert name == "FileSystemBasedCheckpointFileManager"
+    with sync.connect(live.served.url) as mq:
+        for manager in (f"{package}.FileContextBasedCheckpointFileManager", ours):
+            live.publish(mq, "orders/1", 20)
+            spark.conf.set(key, manager)
+            try:
+                assert follow(live, sink, NOW, startingOffsets="earliest").awaitTermination(120)
+            finally:
+                spark.conf.set(key, ours)
+            assert sink.bodies == expected(live)

@@ -32,6 +32,9 @@ _LOCAL: Mapping[str, str] = {
     "spark.sql.shuffle.partitions": "2",
 }
 
+_STREAMING: Final = "org.apache.spark.sql.execution.streaming"
+_MANAGER: Final = "FileSystemBasedCheckpointFileManager"
+
 
 def session(
     master: str | None = None, *, name: str = "mqcore", config: Mapping[str, str] | None = None
@@ -64,7 +67,7 @@ def session(
     builder = SparkSession.builder.appName(name)
     if chosen is not None:
         builder = builder.master(chosen)
-    settings = {**_QUIET, **(_LOCAL if local else {}), **(config or {})}
+    settings = {**_QUIET, **(_local() if local else {}), **(config or {})}
     for key, value in settings.items():
         builder = builder.config(key, value)
     return register(builder.getOrCreate())
@@ -93,6 +96,19 @@ def register(spark: SparkSession) -> SparkSession:
         if error.getErrorClass() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
     return spark
+
+
+def _local() -> dict[str, str]:
+    """Return the settings of a session on this machine.
+
+    Spark writes two files of the checkpoint for each batch of a stream. By default, it starts several programs for each
+    file to set and read its permissions, which takes half of the time of a short batch. The other class needs fewer.
+    """
+    import pyspark
+
+    major, minor = map(int, pyspark.__version__.split(".")[:2])
+    package = f"{_STREAMING}.checkpointing" if (major, minor) >= (4, 1) else _STREAMING
+    return {**_LOCAL, "spark.sql.streaming.checkpointFileManagerClass": f"{package}.{_MANAGER}"}
 
 
 def _check_version() -> None:
