@@ -18,7 +18,12 @@ def found(spark: Any, given: dict[str, Any]) -> dict[str, Any]:
     from pyspark.sql import functions as f
 
     begun = time.perf_counter()
-    rows = mqcore.spark.read(spark, given["source"], admin=given.get("admin"))
+    if given.get("reader") == "format":
+        options = {"admin": given["admin"]} if "admin" in given else {}
+        rows = spark.read.format("mqcore").options(**options).load(given["source"])
+        rows = rows.selectExpr("value as body", "concat(channel, '/', queue_id) as queue")
+    else:
+        rows = mqcore.spark.read(spark, given["source"], admin=given.get("admin"))
     text = rows.body.cast("string")
     number = f.get_json_object(text, "$.n").cast("long")
     intact = f.get_json_object(text, "$.proof") == f.sha2(number.cast("string"), 256)

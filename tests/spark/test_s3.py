@@ -33,7 +33,7 @@ pytestmark = [
 COUNT = 200_000
 """Archived messages."""
 TAIL = 500
-"""Messages that are not archived."""
+"""Messages that a test adds, and that are not archived."""
 QUEUES = tuple(f"orders/{number}" for number in range(6))
 URL = f"s3://{BUCKET}/company/orders"
 ARCHIVED = 600.0
@@ -73,6 +73,8 @@ class Lake:
 
     store: ObjectStore
     data_dir: Path
+    tail: int = 0
+    """Messages that are not archived."""
 
     def serving(self, **more: str) -> contextlib.AbstractContextManager[ServedBroker]:
         """Its broker."""
@@ -142,9 +144,10 @@ def check(found: dict[str, Any], count: int) -> None:
     assert found["queues"] == len(QUEUES)
 
 
-def test_spark_reads_s3_itself_and_the_broker_sends_only_the_tail(lake: Lake) -> None:
+@pytest.mark.parametrize("reader", ["read", "format"])
+def test_spark_reads_s3_itself_and_the_broker_sends_only_the_tail(lake: Lake, reader: str) -> None:
     with relayed(lake.store) as (relay, s3), driver(relay, "local[2]") as spark:
-        check(spark.read(), COUNT)
+        check(spark.read(reader=reader), COUNT)
         from_s3 = s3.sent
         sizes = lake.store.client.get_paginator("list_objects_v2").paginate(
             Bucket=BUCKET, Prefix="company/orders/messages"
@@ -153,11 +156,12 @@ def test_spark_reads_s3_itself_and_the_broker_sends_only_the_tail(lake: Lake) ->
         # All columns of the files but these few were read, so the counter of the relay works.
         assert from_s3 > stored / 4
         with lake.serving(MQCORE_ARCHIVE_INTERVAL="1h") as broker:
-            publish(broker, COUNT, TAIL)
+            publish(broker, COUNT + lake.tail, TAIL)
+            lake.tail += TAIL
             with relaying(broker.admin_url) as (admin, tail):
-                check(spark.read(admin=admin), COUNT + TAIL)
+                check(spark.read(admin=admin, reader=reader), COUNT + lake.tail)
                 again = s3.sent - from_s3
-        print(f"{COUNT} + {TAIL} messages: {again} bytes from S3, {tail.sent} bytes from the broker")
+        print(f"{reader}: {COUNT} + {lake.tail} messages: {again} bytes from S3, {tail.sent} bytes from the broker")
         # A tail that did not pass the relay would prove nothing.
         assert tail.sent > TAIL * 64
         assert tail.sent <= again * 0.02
@@ -165,18 +169,19 @@ def test_spark_reads_s3_itself_and_the_broker_sends_only_the_tail(lake: Lake) ->
 
 
 @pytest.mark.timeout(900)
-def test_executors_of_a_cluster_read_s3_while_the_broker_is_down(lake: Lake, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reader", ["read", "format"])
+def test_executors_of_a_cluster_read_s3_while_the_broker_is_down(lake: Lake, tmp_path: Path, reader: str) -> None:
     cluster = Cluster(tmp_path)
     try:
         for cores in (1, 2):
             settings = {"spark.driver.host": "127.0.0.1", "spark.cores.max": str(cores), "spark.executor.cores": "1"}
             with driver(lake.store, cluster.url, **settings) as spark:
-                spark.read()
-                found = spark.read()
+                spark.read(reader=reader)
+                found = spark.read(reader=reader)
             check(found, found["rows"])
             assert found["rows"] >= COUNT
             assert found["executors"] - 1 == cores
-            print(f"{cores} executors with one core: {found['rows'] / found['seconds']:.0f} messages/s")
+            print(f"{reader}: {cores} executors with one core: {found['rows'] / found['seconds']:.0f} messages/s")
     finally:
         for process in cluster.processes:
             cluster.kill(process)
