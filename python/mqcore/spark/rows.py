@@ -49,7 +49,8 @@ required."""
 
 NOT_COPIED: Final = frozenset({NAME_HEADER.lower(), "cc", "request-id", "no-content"})
 """Headers that a row cannot have: the sink's own, copies to other queues, which the sink could not confirm, and those
-that belong to one pull. A message that was pulled and published again has them, and no later pull would return it."""
+that belong to one pull. A message that was pulled and published again has them, and earlier versions of the broker did
+not return it to later pulls."""
 _NOT_COPIED_BYTES: Final = {len(name) for name in NOT_COPIED}
 
 

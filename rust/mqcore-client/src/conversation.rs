@@ -9,6 +9,8 @@ mod custom;
 mod exchange;
 mod receive;
 
+use std::collections::VecDeque;
+
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
@@ -73,6 +75,9 @@ struct SharedIntent {
     agreed: bool,
 }
 
+/// Maximum number of pulls whose late messages are recognized. The broker ends each of them soon.
+const FORGOTTEN_PULLS_MAX: usize = 1024;
+
 /// The conversation over all connections of one client.
 #[derive(Debug)]
 pub struct Conversation<W> {
@@ -83,6 +88,8 @@ pub struct Conversation<W> {
     pending: HashMap<MessageId, PendingRequest<W>, RandomState>,
     /// Number of pending pulls. If it is 0, deliveries are not searched for a `Request-Id`.
     pulls: usize,
+    /// Pulls that ended here before the broker ended them, so that further messages may arrive; the oldest first.
+    forgotten_pulls: VecDeque<MessageId>,
     intents: HashMap<Intent, SharedIntent, RandomState>,
     /// Whether the broker delivers only the queues that this client names. Unknown, and false, until the first answer.
     joins_queues: bool,
@@ -103,6 +110,7 @@ impl<W> Conversation<W> {
             open: false,
             pending: HashMap::default(),
             pulls: 0,
+            forgotten_pulls: VecDeque::new(),
             intents: HashMap::default(),
             joins_queues: false,
             late: Vec::new(),
@@ -125,6 +133,7 @@ impl<W> Conversation<W> {
         self.open = false;
         self.output.clear();
         self.pulls = 0;
+        self.forgotten_pulls.clear();
         self.joins_queues = false;
         for standing in self.intents.values_mut() {
             (standing.announced, standing.agreed) = (false, false);
@@ -409,7 +418,13 @@ impl<W> Conversation<W> {
     /// Forgets a request. Returns the messages that a pull had received.
     pub fn forget(&mut self, id: &[u8]) -> Option<PullAnswer> {
         let pending = self.pending.remove(id)?;
-        self.pulls -= usize::from(pending.expect.is_pull());
+        if pending.expect.is_pull() {
+            self.pulls -= 1;
+            if self.forgotten_pulls.len() >= FORGOTTEN_PULLS_MAX {
+                self.forgotten_pulls.pop_front();
+            }
+            self.forgotten_pulls.push_back(MessageId::from_slice(id));
+        }
         partial(pending.expect)
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use mqcore_wire::tmqp::header::{key, no_content};
+use mqcore_wire::tmqp::header::{key, last_header_value, no_content};
 use mqcore_wire::tmqp::operation::status;
 
 use crate::address::QueueAddress;
@@ -206,6 +206,7 @@ pub(crate) fn accepted(queue: &QueueAddress, reason: &str) -> Result<(), ClientE
 
 /// Numbers of remaining messages, if the message has them.
 pub(crate) fn counts(message: &Received) -> Option<(u64, u64)> {
-    let number = |key| message.header(key)?.parse().ok();
+    // The message's own headers come first.
+    let number = |key| std::str::from_utf8(last_header_value(message.header_text(), key)?).ok()?.parse().ok();
     Some((number(key::PRIORITY_MESSAGES)?, number(key::MESSAGES)?))
 }

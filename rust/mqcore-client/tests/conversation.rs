@@ -209,6 +209,43 @@ fn a_pull_gathers_its_messages_until_the_broker_says_end() {
 }
 
 #[test]
+fn the_id_of_the_pull_wins_over_headers_of_the_message() {
+    let mut conversation = open();
+    let id = pull(&mut conversation, "p");
+    // Brokers append their lines to those of the message.
+    let own = "Request-Id:other\r\nNo-Content:End\r\n";
+    let message = [own.as_bytes(), &request_id(&id, "Count:2\r\nIndex:1\r\n")].concat();
+    assert!(matches!(conversation.receive(&pulled(&message, b"m1")), FrameEvent::Nothing));
+    assert!(
+        matches!(conversation.receive(&pulled(own.as_bytes(), b"m2")), FrameEvent::Delivery(_)),
+        "not pulled"
+    );
+    let end = request_id(&id, "No-Content:End\r\n");
+    let (_, result) = settled(conversation.receive(&pulled(&end, &id)));
+    let Ok(RequestAnswer::Pulled(PullAnswer { messages, .. })) = result else { panic!("{result:?}") };
+    assert_eq!(messages.iter().map(|m| m.id().to_vec()).collect::<Vec<_>>(), [b"m1"]);
+}
+
+#[test]
+fn a_delivery_with_the_id_of_an_ended_pull_is_a_delivery() {
+    let mut conversation = open();
+    let (ended, cancelled) = (pull(&mut conversation, "p"), pull(&mut conversation, "q"));
+    let message = |id: &[u8]| request_id(id, "Count:1\r\nIndex:1\r\n");
+    let end = |id: &[u8]| request_id(id, "No-Content:End\r\n");
+    let (who, _) = settled(conversation.receive(&pulled(&end(&ended), &ended)));
+    assert_eq!(who, "p");
+    // A program published a pulled message again, with all of its headers.
+    assert!(matches!(conversation.receive(&pulled(&message(&ended), b"m1")), FrameEvent::Delivery(_)));
+    conversation.forget(&cancelled).unwrap();
+    assert!(matches!(conversation.receive(&pulled(&message(&cancelled), b"m2")), FrameEvent::Nothing));
+    assert!(matches!(conversation.receive(&pulled(&end(&cancelled), &cancelled)), FrameEvent::Nothing));
+    assert_eq!(conversation.tally().late_pulled, 1);
+    // The broker has ended it, so that nothing of it can arrive any more.
+    assert!(matches!(conversation.receive(&pulled(&message(&cancelled), b"m3")), FrameEvent::Delivery(_)));
+    assert_eq!(conversation.tally().late_pulled, 1);
+}
+
+#[test]
 fn a_cached_message_comes_as_a_response() {
     let mut conversation = open();
     let id = pull(&mut conversation, "p");

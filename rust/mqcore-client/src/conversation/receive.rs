@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mqcore_wire::tmqp::header::{header_value, key};
+use mqcore_wire::tmqp::header::{header_value, key, pairs};
 use mqcore_wire::tmqp::operation::status;
 use mqcore_wire::tmqp::{Frame, HOPS_FRESH, Kind, PONG};
 
@@ -39,10 +39,10 @@ impl<W> Conversation<W> {
     }
 
     fn receive_message(&mut self, frame: &Frame<'_>) -> FrameEvent<W> {
-        // Most deliveries have no headers, and most clients no pending pull.
-        let pull = if frame.headers.is_empty() { None } else { header_value(frame.headers, key::REQUEST_ID) };
-        let Some(request) = pull else { return FrameEvent::Delivery(Received::copy(frame)) };
-        let end = header_value(frame.headers, key::NO_CONTENT);
+        let Some(request) = self.pull_of(frame) else { return FrameEvent::Delivery(Received::copy(frame)) };
+        // A pulled message has an index. Its own header may be a `No-Content`.
+        let is_message = header_value(frame.headers, key::INDEX).is_some();
+        let end = header_value(frame.headers, key::NO_CONTENT).filter(|_| !is_message);
         let expect = self.pending.get_mut(request).map(|pending| &mut pending.expect);
         match (expect, end) {
             (Some(Expect::Pull(_) | Expect::PullStream), Some(reason)) => {
@@ -56,19 +56,37 @@ impl<W> Conversation<W> {
             (Some(Expect::PullStream), None) => {
                 FrameEvent::Pulled(MessageId::from_slice(request), Received::copy(frame))
             }
-            (_, end) => self.receive_late_pulled(frame, end.is_some()),
+            (_, None) => self.receive_late_pulled(frame),
+            (_, Some(_)) => {
+                self.forgotten_pulls.retain(|id| &**id != request);
+                FrameEvent::Nothing
+            }
         }
     }
 
+    /// The id of the pull that a message answers. A message that was not pulled may have a header of this name, too, and
+    /// the headers of a pulled one may contain several: the broker appends that of the pull.
+    fn pull_of<'a>(&self, frame: &Frame<'a>) -> Option<&'a [u8]> {
+        // Most deliveries have no headers, and most clients no pull.
+        if frame.headers.is_empty() || (self.pulls == 0 && self.forgotten_pulls.is_empty()) {
+            return None;
+        }
+        let is_pull = |id: &[u8]| {
+            self.pending.get(id).is_some_and(|pending| pending.expect.is_pull())
+                || self.forgotten_pulls.iter().any(|forgotten| &**forgotten == id)
+        };
+        let ids =
+            pairs(frame.headers).filter(|(name, _)| name.eq_ignore_ascii_case(key::REQUEST_ID.as_bytes()));
+        ids.map(|(_, id)| id).filter(|id| is_pull(id)).last()
+    }
+
     /// Handles a message whose pull has ended. The broker requeues it, or it is kept if the broker has removed it.
-    fn receive_late_pulled(&mut self, frame: &Frame<'_>, is_end: bool) -> FrameEvent<W> {
-        if !is_end {
-            self.tally.late_pulled += 1;
-            if frame.pending_acknowledge {
-                self.give_back(&Received::copy(frame));
-            } else {
-                self.late.push(Received::copy(frame));
-            }
+    fn receive_late_pulled(&mut self, frame: &Frame<'_>) -> FrameEvent<W> {
+        self.tally.late_pulled += 1;
+        if frame.pending_acknowledge {
+            self.give_back(&Received::copy(frame));
+        } else {
+            self.late.push(Received::copy(frame));
         }
         FrameEvent::Nothing
     }

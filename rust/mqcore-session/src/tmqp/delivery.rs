@@ -1,9 +1,11 @@
 //! Frames with messages: deliveries, pulled and cached messages, and messages between clients.
 
+use std::borrow::Cow;
+
 use mqcore_broker::model::effect::{Deliver, Publication, PullOutcome};
 use mqcore_broker::model::id::TopicName;
 use mqcore_broker::model::message::Message;
-use mqcore_wire::tmqp::header::{self, key, no_content};
+use mqcore_wire::tmqp::header::{self, key, no_content, pairs};
 use mqcore_wire::tmqp::operation::status;
 use mqcore_wire::tmqp::{self, Frame, HEADER_BYTES_MAX, HOPS_MAX, Kind, NAME_BYTES_MAX};
 
@@ -144,7 +146,8 @@ pub(super) fn pulled(
         push(&mut lines, key::PRIORITY_MESSAGES, high_priority.to_string().as_bytes());
         push(&mut lines, key::MESSAGES, normal.to_string().as_bytes());
     }
-    let headers = behind(pulled.message.headers(), &lines);
+    let own = own_lines(pulled.message.headers(), &lines);
+    let headers = behind(&own, &lines);
     let frame = Frame {
         first_acquirer: pulled.first,
         pending_acknowledge: pulled.acknowledge,
@@ -155,6 +158,30 @@ pub(super) fn pulled(
         ..carried(Kind::QUEUE, pulled.message)
     };
     tmqp::encode(&frame, output);
+}
+
+/// Keys of a pulled message that its own headers may share with the pull, because clients ignore these.
+const SHARED: [&str; 2] = [key::COUNT, key::INDEX];
+
+/// A message's own header text without the lines that the pull's `lines` replace, and without a `No-Content`: clients
+/// take the first line with a key, and a message with a `No-Content` for the end of the pull.
+fn own_lines<'a>(own: &'a [u8], lines: &[u8]) -> Cow<'a, [u8]> {
+    let is_replaced = |name: &[u8]| {
+        let is = |key: &str| name.eq_ignore_ascii_case(key.as_bytes());
+        let is_of_pull = || pairs(lines).any(|(key, _)| name.eq_ignore_ascii_case(key));
+        is(key::NO_CONTENT) || (!SHARED.into_iter().any(is) && is_of_pull())
+    };
+    if !pairs(own).any(|(name, _)| is_replaced(name)) {
+        return Cow::Borrowed(own);
+    }
+    let mut others = Vec::with_capacity(own.len());
+    for (name, value) in pairs(own).filter(|(name, _)| !is_replaced(name)) {
+        others.extend_from_slice(name);
+        others.push(b':');
+        others.extend_from_slice(value);
+        others.extend_from_slice(b"\r\n");
+    }
+    Cow::Owned(others)
 }
 
 /// A message's own header text and then `lines`, which must be complete: whole lines of the message are dropped for

@@ -100,6 +100,20 @@ fn a_pulled_message_may_ask_for_an_acknowledgement_and_hide_its_source() {
 }
 
 #[test]
+fn headers_of_the_pull_replace_those_of_a_message_that_clients_would_mistake_for_them() {
+    let mut talk = Talk::open();
+    let own = "Request-Id:OLD\r\nown:1\r\nno-content:End\r\nIndex:mine\r\nrequest-id:x\r\nMessages:many";
+    let request = open_pull(&mut talk);
+    let output = talk.event(pulled(request, message("P", "prod", own, ""), 1, 2, None));
+    let rest = "own:1\r\nIndex:mine\r\nMessages:many\r\nRequest-Id:REQ\r\nCount:2\r\nIndex:1\r\n";
+    assert_eq!(only_frame(&output).headers, rest.as_bytes());
+    let output = talk.event(pulled(request, message("P", "prod", own, ""), 2, 2, Some((3, 4))));
+    let rest = "own:1\r\nIndex:mine\r\nRequest-Id:REQ\r\nCount:2\r\nIndex:2\r\n\
+                Priority-Messages:3\r\nMessages:4\r\n";
+    assert_eq!(only_frame(&output).headers, rest.as_bytes());
+}
+
+#[test]
 fn full_header_block_is_truncated_for_the_pulls_headers() {
     let mut talk = Talk::open();
     let request = open_pull(&mut talk);

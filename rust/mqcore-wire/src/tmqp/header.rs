@@ -68,6 +68,16 @@ pub fn header_value<'a>(headers: &'a [u8], key: &str) -> Option<&'a [u8]> {
     pairs(headers).find(|(name, _)| name.eq_ignore_ascii_case(key.as_bytes())).map(|(_, value)| value)
 }
 
+/// Returns the value of the last line whose key equals `key`, ignoring ASCII case. A broker appends its lines to those of
+/// the message, which may have the same keys.
+#[must_use]
+pub fn last_header_value<'a>(headers: &'a [u8], key: &str) -> Option<&'a [u8]> {
+    pairs(headers)
+        .filter(|(name, _)| name.eq_ignore_ascii_case(key.as_bytes()))
+        .last()
+        .map(|(_, value)| value)
+}
+
 /// Iterates over the lines of `headers` in order, each split into key and value.
 #[must_use]
 pub const fn pairs(headers: &[u8]) -> Pairs<'_> {
