@@ -7,6 +7,7 @@ import itertools
 import json
 import subprocess
 import sys
+import tarfile
 import time
 import urllib.request
 from collections import Counter
@@ -27,6 +28,10 @@ pytest.importorskip("moto")
 pytest.importorskip("pyiceberg")
 
 DURABLE = mqcore.QueueOptions(status="pull", delivery_handler="at-least-once", request_acknowledge=True)
+
+RANGES = [{"first": 1, "last": 10}, {"first": (1 << 32) + 1, "last": (1 << 32) + 10}]
+"""Numbers of its messages. Each start continues with the next reserved ones."""
+EARLIER = Path(__file__).parent / "vectors" / "restored_each"
 
 pytestmark = pytest.mark.timeout(240)
 ARCHIVED = 60.0
@@ -300,6 +305,37 @@ def test_killed_brokers_archive_everything_once(store: ObjectStore, tmp_path: Pa
     with serving("--data-dir", str(tmp_path / "data"), environment=settings) as broker:
         wait_for(store, url, sent, limit=5 * ARCHIVED)
         assert broker.terminate() == 0
+
+
+def test_tables_of_an_earlier_version_get_columns_for_restarts(store: ObjectStore, tmp_path: Path) -> None:
+    """The earlier version recorded one step for each message that a start restored, and had no column for several."""
+    with tarfile.open(EARLIER / "objects.tar.gz") as packed:
+        packed.extractall(tmp_path, filter="data")
+    url, objects = f"s3://{BUCKET}/earlier", tmp_path / "objects"
+    for path in objects.rglob("*"):
+        if path.is_file():
+            store.client.put_object(Bucket=BUCKET, Key=str(path.relative_to(objects)), Body=path.read_bytes())
+    before = table(store, url, "steps").schema()
+    assert "numbers" not in {field.name for field in before.fields}
+    assert (steps(store, url)["restored"], steps(store, url)["started"]) == (10, 2)
+    for start in range(2):
+        # The second start compacts files with and without the columns.
+        settings = environment(store, url, MQCORE_SHARDS="1", MQCORE_ARCHIVE_COMPACT_AFTER=str(start))
+        with serving("--data-dir", str(tmp_path / "data"), environment=settings) as broker:
+            wait_until(
+                lambda start=start: steps(store, url)["started"] == 3 + start, limit=ARCHIVED, what="the archive"
+            )
+            assert broker.terminate() == 0
+    opened = table(store, url, "steps")
+    ids = {field.name: field.field_id for field in opened.schema().fields}
+    assert {name: ids[name] for name in ids if name not in {"messages", "numbers"}} == {
+        field.name: field.field_id for field in before.fields
+    }
+    found = [row for row in rows(store, url, "steps").to_pylist() if row["kind"] == "restored"]
+    assert (
+        sorted((row["messages"] or 1, row["numbers"] is None) for row in found) == [(1, True)] * 10 + [(20, False)] * 2
+    )
+    assert [row["numbers"] for row in found if row["numbers"]] == [RANGES] * 2
 
 
 def test_wrong_settings_are_errors_at_start(tmp_path: Path) -> None:
