@@ -4,10 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from mqcore.config import QueueOptions, RouteMethod
 from mqcore.notebook import Tabular
+
+RejectReason = Literal[
+    "stopped",
+    "message-limit",
+    "message-size",
+    "publish-limit",
+    "memory",
+    "storage",
+    "handler",
+    "unique-key",
+    "delay",
+]
+"""Why a queue did not accept a message: it is stopped; it has as many messages as `message_limit` allows; the body
+exceeds `message_size_limit`; `publish_limit` was reached; unsaved messages take all memory that they may; the broker
+cannot save the message; the delivery handler is missing or too many messages wait for it; a message has the same unique
+key; the queue cannot delay messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +58,10 @@ class QueueStats(Tabular):
     """Bytes of stored and unsettled messages."""
     received: int
     """Messages accepted from producers."""
+    rejected: int
+    """Published messages that the queue did not accept."""
+    rejected_by: Mapping[RejectReason, int]
+    """The same by reason; every reason is present, and the sum is `rejected`."""
     sent: int
     """Delivered messages, each counted once however many consumers got it."""
     deliveries: int

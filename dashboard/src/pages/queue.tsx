@@ -84,7 +84,7 @@ export function QueuePage() {
       <section aria-labelledby="counters">
         <h2 id="counters">Counters and options</h2>
         <div class="columns">
-          <Pairs caption="counters" pairs={Object.entries(detail.messages).filter(([, value]) => typeof value === "number")} />
+          <Pairs caption="counters" pairs={counters(detail.messages)} />
           <Pairs caption="options" pairs={Object.entries(detail.options)} />
         </div>
       </section>
@@ -106,6 +106,15 @@ function Pairs({ caption, pairs }: { caption: string; pairs: [string, unknown][]
       </tbody>
     </table>
   );
+}
+
+/** Counters by name, and those of the reasons for which messages were rejected. */
+function counters(messages: QueueDetail["messages"]): [string, number][] {
+  const reasons = Object.entries(messages.rejected_by).filter(([, rejected]) => rejected > 0);
+  return [
+    ...Object.entries(messages).filter((pair): pair is [string, number] => typeof pair[1] === "number"),
+    ...reasons.map(([reason, rejected]): [string, number] => [`rejected: ${reason}`, rejected]),
+  ];
 }
 
 /** The next messages. Looking at them changes nothing. */

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use mqcore_broker::model::options::QueueOptions;
+use mqcore_broker::model::rejection::RejectReason;
 use mqcore_broker::model::router::{Binding, RouterDefinition};
 use mqcore_broker::model::stats::{
     ChannelInformation, ClientInformation, DropReason, QueueInformation, QueueStats, RouterCounts,
@@ -150,6 +151,12 @@ fn options_dict<'py>(py: Python<'py>, options: &QueueOptions) -> PyResult<Bound<
 
 fn counters(dict: &Bound<'_, PyDict>, stats: &QueueStats) -> PyResult<()> {
     dict.set_item("received", stats.received)?;
+    dict.set_item("rejected", stats.rejected)?;
+    let rejected = PyDict::new(dict.py());
+    for reason in RejectReason::ALL {
+        rejected.set_item(reason.as_str(), stats.rejected_by[reason as usize])?;
+    }
+    dict.set_item("rejected_by", rejected)?;
     dict.set_item("sent", stats.sent)?;
     dict.set_item("deliveries", stats.deliveries)?;
     dict.set_item("acks", stats.acks)?;

@@ -52,3 +52,57 @@ impl Rejection {
         Self { kind, reason: reason.into() }
     }
 }
+
+/// Why a queue did not accept a published message. Every reason has a counter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum RejectReason {
+    /// The queue is stopped.
+    Stopped,
+    /// The queue has as many messages as its `message_limit` allows.
+    MessageLimit,
+    /// The body exceeds the queue's `message_size_limit`.
+    MessageSize,
+    /// The queue's `publish_limit` was reached.
+    PublishLimit,
+    /// Messages that are not saved, or not saved yet, take all the memory that they may.
+    Memory,
+    /// The message must be saved, and the broker cannot save it.
+    Storage,
+    /// The queue's delivery handler is not registered, or too many messages wait for its decision.
+    Handler,
+    /// The queue has a message with the same unique key.
+    UniqueKey,
+    /// The message has a delay, and the queue cannot delay messages.
+    Delay,
+}
+
+impl RejectReason {
+    /// All reasons in numeric order.
+    pub const ALL: [Self; 9] = [
+        Self::Stopped,
+        Self::MessageLimit,
+        Self::MessageSize,
+        Self::PublishLimit,
+        Self::Memory,
+        Self::Storage,
+        Self::Handler,
+        Self::UniqueKey,
+        Self::Delay,
+    ];
+
+    /// The name in metrics and answers.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Stopped => "stopped",
+            Self::MessageLimit => "message-limit",
+            Self::MessageSize => "message-size",
+            Self::PublishLimit => "publish-limit",
+            Self::Memory => "memory",
+            Self::Storage => "storage",
+            Self::Handler => "handler",
+            Self::UniqueKey => "unique-key",
+            Self::Delay => "delay",
+        }
+    }
+}

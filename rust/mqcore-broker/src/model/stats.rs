@@ -10,6 +10,7 @@ use crate::model::message::Message;
 use crate::model::node::NodeInformation;
 use crate::model::options::{ChannelOptions, DeadLetter, QueueOptions, Status};
 use crate::model::rate::Rate;
+use crate::model::rejection::RejectReason;
 use crate::model::router::RouterDefinition;
 use crate::model::time::Timestamp;
 
@@ -199,6 +200,8 @@ pub struct QueueStats {
     pub received: u64,
     /// Not accepted from producers: a limit was reached, the queue is stopped, or its message cannot be saved.
     pub rejected: u64,
+    /// The same, by [`RejectReason`] number; the sum is `rejected`.
+    pub rejected_by: [u64; RejectReason::ALL.len()],
     /// Delivered; each message once, however many consumers received it.
     pub sent: u64,
     /// Deliveries, one for each consumer.
@@ -232,10 +235,19 @@ pub struct QueueStats {
 }
 
 impl QueueStats {
+    /// Counts a message that was not accepted.
+    pub(crate) fn count_rejected(&mut self, reason: RejectReason) {
+        self.rejected += 1;
+        self.rejected_by[reason as usize] += 1;
+    }
+
     /// Adds the counters of another queue; takes the later of the times.
     pub fn add(&mut self, other: &Self) {
         self.received += other.received;
         self.rejected += other.rejected;
+        for (sum, count) in self.rejected_by.iter_mut().zip(other.rejected_by) {
+            *sum += count;
+        }
         self.sent += other.sent;
         self.deliveries += other.deliveries;
         self.acks += other.acks;

@@ -18,9 +18,10 @@ use crate::model::observation::ObservedSubject;
 use crate::model::options::Status;
 use crate::model::rate::TokenBucket;
 use crate::model::record::{DeliveryProgress, PutTerms, Record};
-use crate::model::rejection::{Rejection, RejectionKind};
+use crate::model::rejection::{RejectReason, Rejection, RejectionKind};
 use crate::model::stats::DropReason;
 use crate::model::time::Timestamp;
+use crate::queue::admission_error::AdmissionError;
 use crate::queue::delayed::Awaits;
 use crate::queue::members::Members;
 use crate::queue::ready::Unlisted;
@@ -169,7 +170,7 @@ impl Queue {
 
     /// Whether the queue would take a message published now, as far as that is known before a handler
     /// decides.
-    pub(crate) fn would_take(&self, message: &Message, context: &Context<'_>) -> Result<(), Rejection> {
+    pub(crate) fn would_take(&self, message: &Message, context: &Context<'_>) -> Result<(), AdmissionError> {
         self.check(message, context)?;
         let Some(rate) = self.metadata.options.publish_limit else { return Ok(()) };
         let retry = match TokenBucket::wait(self.bucket.as_deref(), rate, context.now) {
@@ -179,7 +180,7 @@ impl Queue {
         };
         let address = &self.metadata.address;
         let reason = format!("publish limit of queue {address} reached ({rate}); {retry}");
-        Err(Rejection::new(RejectionKind::LimitExceeded, reason))
+        Err(AdmissionError::new(RejectReason::PublishLimit, RejectionKind::LimitExceeded, reason))
     }
 
     /// Whether a published message is new; otherwise it is a duplicate, which needs no room. Marks a new one if its id
@@ -204,14 +205,17 @@ impl Queue {
         message: &Message,
         context: &Context<'_>,
     ) -> Result<(), Rejection> {
-        self.would_take(message, context).inspect_err(|_| self.metadata.stats.rejected += 1)?;
+        self.would_take(message, context).map_err(|error| {
+            self.metadata.stats.count_rejected(error.reason);
+            error.rejection
+        })?;
         if let Some(rate) = self.metadata.options.publish_limit {
             self.bucket.get_or_insert_with(|| Box::new(TokenBucket::new(rate))).take(rate, context.now);
         }
         Ok(())
     }
 
-    pub(crate) fn check(&self, message: &Message, context: &Context<'_>) -> Result<(), Rejection> {
+    pub(crate) fn check(&self, message: &Message, context: &Context<'_>) -> Result<(), AdmissionError> {
         let metadata = &self.metadata;
         if let Some(key) = &metadata.missing_handler {
             let reason = format!(
@@ -219,7 +223,7 @@ impl Queue {
                  broker with the handler, or choose another one for the queue",
                 metadata.address
             );
-            return Err(Rejection::new(RejectionKind::Busy, reason));
+            return Err(AdmissionError::new(RejectReason::Handler, RejectionKind::Busy, reason));
         }
         self.check_room(message)?;
         self.check_memory(message, context)?;
@@ -227,7 +231,7 @@ impl Queue {
             let key = String::from_utf8_lossy(key);
             let reason =
                 format!("queue {} already has a message with the unique key {key}", metadata.address);
-            return Err(Rejection::new(RejectionKind::AlreadyExists, reason));
+            return Err(AdmissionError::new(RejectReason::UniqueKey, RejectionKind::AlreadyExists, reason));
         }
         self.check_storage(context)?;
         if self.undecided.len() >= context.state.config.undecided_max {
@@ -235,18 +239,19 @@ impl Queue {
             let reason = format!(
                 "{waiting} messages of queue {address} wait for its delivery handler; try again later"
             );
-            return Err(Rejection::new(RejectionKind::Busy, reason));
+            return Err(AdmissionError::new(RejectReason::Handler, RejectionKind::Busy, reason));
         }
         Ok(())
     }
 
     /// Whether the queue's options leave room for the message.
-    pub(super) fn check_room(&self, message: &Message) -> Result<(), Rejection> {
+    pub(super) fn check_room(&self, message: &Message) -> Result<(), AdmissionError> {
         let options = &self.metadata.options;
-        let refuse = |kind, reason: String| Err(Rejection::new(kind, reason));
+        let refuse = |reason, kind, text: String| Err(AdmissionError::new(reason, kind, text));
         let address = &self.metadata.address;
         if options.status == Status::Stopped {
             return refuse(
+                RejectReason::Stopped,
                 RejectionKind::QueueStopped,
                 format!("queue {address} is stopped and takes no messages; give it another status first"),
             );
@@ -257,7 +262,7 @@ impl Queue {
             let reason = format!(
                 "queue {address} has the status {status} and cannot delay messages; publish without a delay"
             );
-            return refuse(RejectionKind::Unacceptable, reason);
+            return refuse(RejectReason::Delay, RejectionKind::Unacceptable, reason);
         }
         let size = message.body().len() as u64;
         if options.message_size_limit > 0 && size > options.message_size_limit {
@@ -265,12 +270,13 @@ impl Queue {
             let reason = format!(
                 "a body of {size} bytes exceeds the limit of queue {address} ({limit} bytes); send less or raise the limit"
             );
-            return refuse(RejectionKind::LimitExceeded, reason);
+            return refuse(RejectReason::MessageSize, RejectionKind::LimitExceeded, reason);
         }
         let stored = (self.ready.len() + self.delayed.len() + self.undecided.len() + self.moving()) as u64;
         let limited = options.message_limit > 0 && options.status != Status::Cache;
         if limited && stored >= options.message_limit {
             return refuse(
+                RejectReason::MessageLimit,
                 RejectionKind::LimitExceeded,
                 format!(
                     "queue {address} is full ({stored} messages); try again when consumers have caught up"
@@ -281,7 +287,8 @@ impl Queue {
     }
 
     /// A policy that promises to save messages rejects messages that it cannot save.
-    pub(crate) fn check_storage(&self, context: &Context<'_>) -> Result<(), Rejection> {
+    pub(crate) fn check_storage(&self, context: &Context<'_>) -> Result<(), AdmissionError> {
+        let refuse = |kind, text| Err(AdmissionError::new(RejectReason::Storage, kind, text));
         let metadata = &self.metadata;
         let asks = metadata.overrides.contains(Step::ReceivedFromProducer)
             || metadata.overrides.contains(Step::SaveMessage);
@@ -297,11 +304,9 @@ impl Queue {
                      with a data directory or choose another policy",
                     metadata.address, base.key
                 );
-                Err(Rejection::new(RejectionKind::Unacceptable, reason))
+                refuse(RejectionKind::Unacceptable, reason)
             }
-            Storage::Refusing(why) => {
-                Err(Rejection::new(RejectionKind::Busy, not_saved(&metadata.address, why)))
-            }
+            Storage::Refusing(why) => refuse(RejectionKind::Busy, not_saved(&metadata.address, why)),
         }
     }
 

@@ -84,7 +84,7 @@ impl Queue {
 
     /// Whether a message may move here: there is room, and it can be saved as it must be.
     fn check_arrival(&self, message: &Message, context: &Context<'_>) -> Result<(), Rejection> {
-        self.check_room(message)?;
+        self.check_room(message).map_err(|error| error.rejection)?;
         match &context.state.commits.storage {
             Storage::Absent | Storage::Ready => Ok(()),
             Storage::Refusing(why) => {

@@ -4,14 +4,19 @@ use crate::context::Context;
 use crate::context::commits::Storage;
 use crate::model::decision::Step;
 use crate::model::message::Message;
-use crate::model::rejection::{Rejection, RejectionKind};
+use crate::model::rejection::{RejectReason, RejectionKind};
 use crate::model::unsaved::MemoryExcess;
 use crate::queue::Queue;
+use crate::queue::admission_error::AdmissionError;
 
 impl Queue {
     /// Whether there is memory for a message until it is delivered or saved.
     #[inline]
-    pub(super) fn check_memory(&self, message: &Message, context: &Context<'_>) -> Result<(), Rejection> {
+    pub(super) fn check_memory(
+        &self,
+        message: &Message,
+        context: &Context<'_>,
+    ) -> Result<(), AdmissionError> {
         // A handler may save messages elsewhere, but they stay in memory.
         let saves = self.metadata.policy_saves
             && !self.metadata.overrides.contains(Step::SaveMessage)
@@ -32,7 +37,7 @@ impl Queue {
         // A downstream broker keeps a message that is rejected as busy, and sends it again later.
         let kind =
             if message.ticket().is_some() { RejectionKind::Busy } else { RejectionKind::LimitExceeded };
-        Err(Rejection::new(kind, reason))
+        Err(AdmissionError::new(RejectReason::Memory, kind, reason))
     }
 
     #[cold]

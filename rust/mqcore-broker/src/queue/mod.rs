@@ -5,6 +5,7 @@
 //! end in `settlement`.
 
 pub(crate) mod admission;
+pub(crate) mod admission_error;
 pub(crate) mod answers;
 pub(crate) mod arriving;
 pub(crate) mod consumers;

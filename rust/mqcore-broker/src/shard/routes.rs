@@ -308,7 +308,7 @@ impl Entities {
         };
         match self.channels[key].queues.get(&to.id).map(|queue| queue.would_take(message, context)) {
             Some(Ok(())) => (true, "the queue takes it".into()),
-            Some(Err(rejection)) => (false, rejection.reason.into_owned()),
+            Some(Err(error)) => (false, error.rejection.reason.into_owned()),
             None if queues => (true, "the queue would be created".into()),
             None => (false, "the queue does not exist".into()),
         }

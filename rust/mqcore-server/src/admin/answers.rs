@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use mqcore_broker::model::options::{DeadLetter, QueueOptions};
+use mqcore_broker::model::rejection::RejectReason;
 use mqcore_broker::model::stats::{DropReason, QueueStats};
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -157,6 +158,8 @@ pub(crate) struct CountersAnswer {
     moved: u64,
     /// Failed, late and missing answers of handlers.
     errors: u64,
+    /// Rejected messages by reason; the sum is `rejected`.
+    rejected_by: BTreeMap<&'static str, u64>,
     /// Dropped messages by reason.
     dropped: BTreeMap<&'static str, u64>,
     /// Arrival of the last message in Unix milliseconds; 0: never.
@@ -171,6 +174,7 @@ impl From<&QueueStats> for CountersAnswer {
         let QueueStats {
             received,
             rejected,
+            rejected_by,
             sent,
             deliveries,
             acks,
@@ -202,6 +206,10 @@ impl From<&QueueStats> for CountersAnswer {
             dead_lettered,
             moved,
             errors,
+            rejected_by: RejectReason::ALL
+                .into_iter()
+                .map(|reason| (reason.as_str(), rejected_by[reason as usize]))
+                .collect(),
             dropped: DropReason::ALL
                 .into_iter()
                 .map(|reason| (reason.as_str(), dropped[reason as usize]))

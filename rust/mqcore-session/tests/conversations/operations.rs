@@ -9,7 +9,7 @@ use mqcore_broker::model::id::RequestId;
 use mqcore_broker::model::node::NodeInformation;
 use mqcore_broker::model::options::{ChannelChanges, DeadLetter, QueueChanges, QueueOptions, Status};
 use mqcore_broker::model::page::Page;
-use mqcore_broker::model::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::rejection::{RejectReason, Rejection, RejectionKind};
 use mqcore_broker::model::stats::{ClientInformation, QueueInformation, QueueStats};
 use mqcore_broker::model::subscription::{JoinedQueues, QueueJoin};
 use mqcore_session::tmqp::OPEN_REQUESTS_MAX;
@@ -363,6 +363,7 @@ fn queue_information_has_the_members_that_clients_know_and_then_its_own() {
         stats: QueueStats {
             received: 6,
             rejected: 0,
+            rejected_by: [0; RejectReason::ALL.len()],
             sent: 7,
             deliveries: 8,
             acks: 9,

@@ -1,6 +1,7 @@
 //! Messages, topics, routers, and questions to handlers.
 
 use mqcore_broker::model::durations::BOUNDS;
+use mqcore_broker::model::rejection::RejectReason;
 use mqcore_broker::model::stats::{DropReason, RouterCounts};
 
 use super::{Metric, MetricSources, Value, counter, gauge, histogram};
@@ -39,6 +40,16 @@ pub(super) const METRICS: &[Metric] = &[
         |source, samples| {
             for reason in DropReason::ALL {
                 let count = source.queue_stats.dropped[reason as usize];
+                samples.labeled("reason", reason.as_str(), count);
+            }
+        },
+    ),
+    counter(
+        "mqcore_messages_rejected_total",
+        "Published messages that their queue did not accept, by reason.",
+        |source, samples| {
+            for reason in RejectReason::ALL {
+                let count = source.queue_stats.rejected_by[reason as usize];
                 samples.labeled("reason", reason.as_str(), count);
             }
         },
