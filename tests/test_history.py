@@ -344,8 +344,14 @@ async def test_readiness_and_overview_report_an_archive_that_falls_behind(tmp_pa
             ready = page(broker, "/readyz")
             assert ready["status"] == "ready"
             assert page(broker, "/overview")["archive"]["state"] == "failing"
+            assert str(directory / "archive") in ready["archive"]["error"]
+            since = ready["archive"]["failing_since_ms"]
+            assert 0 <= time.time() - since / 1000 < ARCHIVE_SECONDS
             first = ready["archive"]["waiting_seconds"]
             await until(lambda: page(broker, "/readyz")["archive"]["waiting_seconds"] > first, "the time")
+            failures = metric(broker, "mqcore_archive_failures_total")
+            await until(lambda: metric(broker, "mqcore_archive_failures_total") > failures, "another attempt")
+            assert page(broker, "/readyz")["archive"]["failing_since_ms"] == since
             archive.mkdir()
             await until(
                 lambda: "archive" not in page(broker, "/readyz"), "the end of the report", limit=ARCHIVE_SECONDS

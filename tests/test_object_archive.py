@@ -225,9 +225,25 @@ def test_a_store_that_does_not_answer_delays_the_archive_and_loses_nothing(store
                 with urllib.request.urlopen(f"{broker.admin_url}/readyz") as answer:
                     return bool(json.load(answer).get("archive", {}).get("state") == "failing")
 
+            begun = time.time()
             wait_until(alarm, limit=90, what="the alarm of the archive")
+            for path in ("/readyz", "/overview?limit=0"):
+                with urllib.request.urlopen(f"{broker.admin_url}{path}") as answer:
+                    shown = json.load(answer)["archive"]
+                # The error names what was done and where, and when that began to fail.
+                assert any(part in shown["error"] for part in ("messages/", "steps/")), shown["error"]
+                assert begun - 60 < shown["failing_since_ms"] / 1000 <= time.time(), path
+            doctor = subprocess.run(
+                [sys.executable, "-m", "mqcore", "doctor", "--url", broker.admin_url or ""],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            assert "archiving fails: " in doctor.stdout, doctor.stdout
             between.is_down = False
             wait_for(store, url, sent)
+            wait_until(lambda: not alarm(), limit=90, what="the end of the alarm")
             wait_until(lambda: not alarm(), limit=ARCHIVED, what="the end of the alarm")
 
 

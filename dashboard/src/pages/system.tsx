@@ -4,7 +4,7 @@ import type { ComponentChildren } from "preact";
 import { useEffect } from "preact/hooks";
 
 import type { Archive, Certificate, Overview } from "../api";
-import { age, bytes, count, expiry, shortTime } from "../format";
+import { age, bytes, count, expiry, moment, shortTime } from "../format";
 import { attention, follow } from "../live";
 import { readMetrics } from "../metrics";
 import type { Durations, Metrics } from "../metrics";
@@ -179,6 +179,11 @@ function History({ metrics, overview }: { metrics: Metrics; overview: Overview |
           <Badge severity={ARCHIVE_SEVERITY[archive.state] ?? "warning"}>{archive.state.replaceAll("-", " ")}</Badge>{" "}
           {count(archive.pending_notes)} blocks of history wait for the archive
           {archive.waiting_seconds >= 1 && `, the oldest for ${age(archive.waiting_seconds)}`}.
+        </p>
+      )}
+      {archive?.error && archive.failing_since_ms && (
+        <p role="alert">
+          It has failed since {moment(archive.failing_since_ms)}: {archive.error}
         </p>
       )}
       {dropping > 0 && (

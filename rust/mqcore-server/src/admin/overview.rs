@@ -154,6 +154,10 @@ pub(crate) struct ArchiveAnswer {
     pending_notes: u64,
     /// Age of the oldest of them.
     waiting_seconds: f64,
+    /// The error of the last attempt; null unless it fails.
+    error: Option<String>,
+    /// Since when all attempts have failed, in Unix milliseconds; null unless it fails.
+    failing_since_ms: Option<u64>,
 }
 
 /// An open listener.
@@ -419,11 +423,17 @@ fn describe_node(node: &NodeInformation) -> NodeAnswer {
 
 pub(super) fn describe_archive(lag: &ArchiveLag) -> ArchiveAnswer {
     let state = match lag {
-        ArchiveLag { is_failing: true, .. } => "failing",
+        ArchiveLag { failure: Some(_), .. } => "failing",
         ArchiveLag { is_lagging: true, .. } => "lagging",
         _ => "up-to-date",
     };
-    ArchiveAnswer { state, pending_notes: lag.pending_notes, waiting_seconds: lag.waiting_ms as f64 / 1000.0 }
+    ArchiveAnswer {
+        state,
+        pending_notes: lag.pending_notes,
+        waiting_seconds: lag.waiting_ms as f64 / 1000.0,
+        error: lag.failure.as_ref().map(|failure| failure.error.clone()),
+        failing_since_ms: lag.failure.as_ref().map(|failure| failure.since.0),
+    }
 }
 
 fn describe_loss(loss: &Loss) -> LossAnswer {

@@ -11,6 +11,7 @@ use crate::attention::finding::{Finding, FindingKind, Severity};
 use crate::attention::observation::{DiskSpace, Observation};
 use crate::attention::rates::{QueueTrack, QueueTracks};
 use crate::attention::text::{counted, grouped, size, span};
+use crate::stats::counters::ArchiveLag;
 
 /// Dead-lettered messages within the last minute that are reported.
 const DEAD_LETTERS_MIN: u64 = 10;
@@ -70,24 +71,31 @@ pub(super) fn examine(seen: &Observation, tracks: &QueueTracks, previous: &mut P
         ),
     }));
     found.extend(clock_jump(seen.clock_offset_ms, previous));
-    found.extend(seen.archive.filter(|lag| lag.is_lagging).map(|lag| Finding {
+    found.extend(seen.archive.as_ref().filter(|lag| lag.is_lagging).map(archive_lag));
+    found.extend(certificates(seen));
+    found
+}
+
+fn archive_lag(lag: &ArchiveLag) -> Finding {
+    let waiting = format!(
+        "{} wait to be archived, the oldest for {}",
+        counted(lag.pending_notes, "note"),
+        span(lag.waiting_ms)
+    );
+    let (cause, remedy) = match &lag.failure {
+        Some(failure) => (
+            format!("archiving fails: {}; {waiting}", failure.error),
+            "repair what the error names; the history stays in the journals until an attempt succeeds",
+        ),
+        None => (waiting, "the archive's disk or store is slow, or its interval too short for the traffic"),
+    };
+    Finding {
         kind: FindingKind::ArchiveLag,
         severity: Severity::Warning,
         subject: "archive".into(),
-        cause: format!(
-            "{} wait to be archived, the oldest for {}",
-            counted(lag.pending_notes, "note"),
-            span(lag.waiting_ms)
-        ),
-        remedy: if lag.is_failing {
-            "the log has the error of the last attempt; the history stays in the journals until it succeeds"
-                .into()
-        } else {
-            "the disk of the archive is slow, or the interval too short for the traffic".into()
-        },
-    }));
-    found.extend(certificates(seen));
-    found
+        cause,
+        remedy: remedy.into(),
+    }
 }
 
 fn refusing_journal(shard: usize, disk: Option<&DiskSpace>) -> Finding {

@@ -1,5 +1,6 @@
 //! Counters of the server: connections, handlers, journals, history, archive, limits. The broker counts messages.
 
+use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -221,11 +222,23 @@ impl HistoryCounters {
     }
 }
 
+/// Maximum size of an error of the archive in characters. A store may answer with a whole page.
+const ARCHIVE_ERROR_MAX: usize = 1000;
+
+/// The error with which the archive fails.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ArchiveFailure {
+    /// The error of the last attempt.
+    pub(crate) error: String,
+    /// When the first of the attempts failed that have failed since.
+    pub(crate) since: Timestamp,
+}
+
 /// How far the archive is behind the journals.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ArchiveLag {
-    /// The last attempt failed.
-    pub(crate) is_failing: bool,
+    /// Why the last attempt failed; `None`: it did not.
+    pub(crate) failure: Option<ArchiveFailure>,
     /// Notes that are not archived.
     pub(crate) pending_notes: u64,
     /// How long announced history has waited, in milliseconds.
@@ -250,8 +263,9 @@ pub(crate) struct ArchiveCounters {
     /// Files, and their bytes, that retention removed.
     pub(crate) removed_files: Counter,
     pub(crate) removed_bytes: Counter,
-    /// 1 while it fails; files it has; their bytes; notes that wait for it, by shard.
-    pub(crate) failing: AtomicU64,
+    /// Why it fails; `None` while it works.
+    failure: Mutex<Option<ArchiveFailure>>,
+    /// Files it has; their bytes; notes that wait for it, by shard.
     pub(crate) files: AtomicU64,
     pub(crate) file_bytes: AtomicU64,
     pub(crate) waiting: [AtomicU64; SHARDS_MAX],
@@ -262,6 +276,27 @@ pub(crate) struct ArchiveCounters {
 }
 
 impl ArchiveCounters {
+    /// An attempt failed.
+    pub(crate) fn failed(&self, error: &dyn Display, now: Timestamp) {
+        let mut error = error.to_string();
+        if let Some((end, _)) = error.char_indices().nth(ARCHIVE_ERROR_MAX) {
+            error.truncate(end);
+        }
+        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = failure.as_ref().map_or(now, |failure| failure.since);
+        *failure = Some(ArchiveFailure { error, since });
+    }
+
+    /// An attempt succeeded.
+    pub(crate) fn recovered(&self) {
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Why the archive fails; `None` while it works.
+    pub(crate) fn failure(&self) -> Option<ArchiveFailure> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// History was announced. Earlier history that still waits keeps its time.
     pub(crate) fn announced(&self, shard: usize, now: Timestamp) {
         // Only the archive's thread writes it.
@@ -283,12 +318,13 @@ impl ArchiveCounters {
         }
         let times = self.announced.iter().map(|announced| announced.load(Ordering::Relaxed));
         let waiting_ms = times.filter(|at| *at > 0).map(|at| now.0.saturating_sub(at)).max().unwrap_or(0);
-        let is_failing = self.failing.load(Ordering::Relaxed) > 0;
+        let failure = self.failure();
+        let is_lagging = failure.is_some() || waiting_ms > interval_ms;
         Some(ArchiveLag {
-            is_failing,
+            failure,
             pending_notes: self.waiting.iter().map(|shard| shard.load(Ordering::Relaxed)).sum(),
             waiting_ms,
-            is_lagging: is_failing || waiting_ms > interval_ms,
+            is_lagging,
         })
     }
 }
@@ -328,7 +364,12 @@ mod tests {
         counters.caught_up(1, Some(Timestamp(5900)));
         assert_eq!(lag(6001), Some((101, false)));
         counters.caught_up(1, None);
-        counters.failing.store(1, Ordering::Relaxed);
+        counters.failed(&"no space", Timestamp(8000));
+        counters.failed(&"x".repeat(2000), Timestamp(8500));
         assert_eq!(lag(9000), Some((0, true)));
+        let failure = counters.failure().expect("it failed");
+        assert_eq!((failure.error.len(), failure.since), (1000, Timestamp(8000)));
+        counters.recovered();
+        assert_eq!((lag(9000), counters.failure()), (Some((0, false)), None));
     }
 }

@@ -75,8 +75,8 @@ pub(super) const METRICS: &[Metric] = &[
     counter("mqcore_archive_removed_bytes_total", "Bytes of these files.", |source, samples| {
         samples.value(source.hub.counters.archive.removed_bytes.get())
     }),
-    gauge("mqcore_archive_failing", "1 while archiving fails; the log has the reason.", |source, samples| {
-        samples.value(source.hub.counters.archive.failing.load(Ordering::Relaxed))
+    gauge("mqcore_archive_failing", "1 while archiving fails; /readyz has the reason.", |source, samples| {
+        samples.value(u64::from(source.hub.counters.archive.failure().is_some()))
     }),
     gauge("mqcore_archive_files", "Files of the archive.", |source, samples| {
         samples.value(source.hub.counters.archive.files.load(Ordering::Relaxed))
