@@ -35,14 +35,13 @@ class LimitedReader(Follower, SupportsTriggerAvailableNow):
 
     @reason_first()
     def reportLatestOffset(self) -> Offsets:  # noqa: N802 (as in Spark)
-        """Return the end of the history, for the progress of the query."""
-        return self.latest()
+        """Return the end of the history, for the progress of the query: as `latestOffset` has found it just before."""
+        return self.plan.positions(self._ends or self.ends(), "latest", "startingOffsets")
 
     @reason_first()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> Offsets:  # noqa: N802 (as in Spark)
         """Return where a batch ends that begins at `start`; `start` itself if it has to wait."""
-        origin = self.origin()
-        ends = origin.ends()
+        origin, ends = self.origin(), self.ends()
         begin = self.plan.checked(start, ends)
         end = self.target or self.plan.positions(ends, "latest", "startingOffsets")
         # A query that ends waits for no further rows.

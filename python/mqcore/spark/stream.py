@@ -10,7 +10,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from mqcore import errors
 from mqcore.spark.engine import LIMITS_BATCHES, reason_first, require_limits
 from mqcore.spark.options import Positions
-from mqcore.spark.origin import Origin
+from mqcore.spark.origin import Ends, Origin
 from mqcore.spark.plan import Offsets, Plan
 from mqcore.spark.subscription import check_start
 from mqcore.spark.tasks import Part, rows_of
@@ -42,6 +42,8 @@ class Follower(DataSourceStreamReader):
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._origin: Origin | None = None
+        self._ends: list[Ends] | None = None
+        """Extent of the history when Spark last asked for it. The batch that follows needs no further question."""
 
     def origin(self) -> Origin:
         """Return the source of history. It stays open for the whole query."""
@@ -60,15 +62,21 @@ class Follower(DataSourceStreamReader):
         default: Positions = "earliest" if timed else "latest"
         return self.plan.positions(ends, options.starting or default, "startingOffsets")
 
+    def ends(self) -> list[Ends]:
+        """Return the extent of the history now."""
+        self._ends = self.origin().ends()
+        return self._ends
+
     def latest(self) -> Offsets:
         """Return the offsets after the last row."""
-        return self.plan.positions(self.origin().ends(), "latest", "startingOffsets")
+        return self.plan.positions(self.ends(), "latest", "startingOffsets")
 
     @reason_first()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the input of each task of a batch."""
         origin = self.origin()
-        begin = self.plan.checked(start, origin.ends())
+        ends, self._ends = self._ends or origin.ends(), None
+        begin = self.plan.checked(start, ends)
         return [Part(piece) for piece in self.plan.pieces(origin, self.plan.stretches(begin, end))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
