@@ -13,7 +13,7 @@ use crate::store::Store;
 /// Number of requests in flight.
 const PARALLEL: usize = 16;
 
-/// What the lists and manifests of all snapshots name.
+/// The objects that the lists and manifests of all snapshots name.
 #[derive(Debug, Default)]
 pub(crate) struct Usage {
     /// Locations of the manifests in each list.
