@@ -1,8 +1,8 @@
 //! All integration tests of this crate in one program: one link instead of one for each file.
 
 mod crashes;
+mod days;
 mod fencing;
-mod month;
 mod reader;
 mod source;
 mod stores;

@@ -1,4 +1,4 @@
-//! A month of rounds with the default settings, in simulated time: how many objects, requests and bytes it takes.
+//! Days of rounds with the default settings, in simulated time: how many objects, requests and bytes it takes.
 
 use mqcore_lake::lake::{Lake, LakeOptions, ShardInput};
 use mqcore_testkit::by_depth;
@@ -20,8 +20,8 @@ const EXPIRY_MS: u64 = 60_000;
 const NOTES: u64 = 100;
 
 #[test]
-fn a_month_of_rounds_leaves_few_objects_and_writes_each_row_a_few_times() {
-    let days = by_depth(1, 30);
+fn days_of_rounds_leave_few_objects_and_writes_each_row_a_few_times() {
+    let days = by_depth(1, 7);
     let objects = Unreliable::new();
     let store = place(objects.clone());
     let runtime = Builder::new_current_thread().build().expect("a runtime");
