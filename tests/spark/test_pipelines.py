@@ -193,14 +193,12 @@ def test_a_snapshot_of_an_archive_alone(spark: SparkSession, tmp_path: Path) -> 
     steps = [made("produced", number) for number in range(25)] + [made("produced", 1, shard=1)]
     data = archive_of(tmp_path / "data", steps, [message(1, b"x")], missing=3, shards=2)
     history = History.of(spark, str(data))
-    assert (history.data_dir, history.archived, history.missing, history.rows) == (str(data), True, 6, 26)
+    assert (history.data_dir, history.missing, history.rows) == (str(data), 6, 26)
+    assert history.files is not None
     assert history.cuts == history.ends == {0: 4 << 20, 1: 2 << 20}
     assert json.loads(history.mark) == [[0, 4 << 20], [1, 2 << 20]]
     found = [(row[0], row[1]) for row in history.steps("shard", "sequence").collect()]
     assert sorted(found) == [*((0, (1 + at // 10 << 20) + at % 10) for at in range(25)), (1, 1 << 20)]
-    # Rows that were archived after the snapshot do not belong to it.
-    earlier = History(spark, str(data), {0: 3 << 20, 1: 1 << 20}, history.ends, True, 0, 0)
-    assert earlier._archived("steps", ("shard", "number")).count() == 20
 
 
 def test_a_snapshot_of_archive_and_journal_has_each_row_once(spark: SparkSession, recorded: Recorded) -> None:
@@ -209,7 +207,8 @@ def test_a_snapshot_of_archive_and_journal_has_each_row_once(spark: SparkSession
     history = History.of(spark, recorded.data_dir)
     assert history.cuts == {shard: manifest["shards"][str(shard)]["notes"] << 20 for shard in (0, 1)}
     assert all(history.ends[shard] > cut for shard, cut in history.cuts.items())
-    assert (history.missing, history.archived) == (0, True)
+    assert history.missing == 0
+    assert history.files is not None
     archived = sum(file["rows"] for file in manifest["files"] if file["table"] == "steps")
     tail = sum(history.ends[shard] - cut >> 20 for shard, cut in history.cuts.items())
     assert history.rows == archived + 64 * tail
@@ -224,7 +223,7 @@ def test_events_are_grouped_in_as_many_tasks_as_cores_and_events_need(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def partitions(rows: int) -> str | None:
-        history = History(spark, "", {}, {}, False, 0, rows)
+        history = History(spark, "", {}, {}, 0, rows, {}, None)
         with history.by_message():
             return spark.conf.get(PARTITIONS)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mqcore import errors
-from mqcore.spark.files import FileList, Table, newest_manifest, table_schema
+from mqcore.spark.files import FileList, Table, check_table, newest_manifest
 from mqcore.spark.place import place_of
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def archive(
 
     Raises `DataDirMissing` if there is no archive, and `DataDirUnreadable` if it is damaged or does not answer.
     """
-    table_schema(table)
+    check_table(table)
     place = place_of(data_dir)
     found = FileList.of(place)
     if found is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mqcore import errors
-from mqcore.spark.files import FileList, Table, table_schema
+from mqcore.spark.files import FileList, Table, check_table, table_schema
 from mqcore.spark.place import ObjectArchive, local_path
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def read(
     from pyspark.sql import functions as f
 
     place = _place(source, tuple(options))
-    table_schema(table)
+    check_table(table)
     is_archive = False
     if isinstance(place, ObjectArchive):
         is_archive = True

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from mqcore.spark.origin import Ends
 
-__all__ = ["FileList", "Table", "newest_manifest", "table_schema"]
+__all__ = ["FileList", "Table", "check_table", "newest_manifest", "table_schema"]
 
 Table: TypeAlias = Literal["messages", "steps"]
 
@@ -171,12 +171,17 @@ def _spelled(url: str) -> str:
     return url.replace("s3://", "s3a://", 1) if url.startswith("s3://") else url
 
 
+def check_table(table: str) -> None:
+    """Raise `ConfigError` for an unknown table of the archive."""
+    if table not in TABLES:
+        raise errors.ConfigError(f"unknown table {table!r}; use messages or steps")
+
+
 def table_schema(table: str) -> Any:
     """Return the Spark schema of a table of the archive. Raises `ConfigError` for an unknown table."""
     from pyspark.sql.types import _parse_datatype_string
 
-    if table not in TABLES:
-        raise errors.ConfigError(f"unknown table {table!r}; use messages or steps")
+    check_table(table)
     return _parse_datatype_string(_MESSAGES if table == "messages" else _STEPS)
 
 
