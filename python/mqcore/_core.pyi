@@ -83,6 +83,8 @@ __all__ = [
     "journal_compact",
     "journal_inspect",
     "lock_descriptors",
+    "object_archive_bytes",
+    "object_archive_manifest",
     "policies",
     "policy_decision",
     "time_zones",
