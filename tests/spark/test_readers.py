@@ -103,10 +103,13 @@ def test_stream_of_available_rows_ends_where_it_was_prepared(tmp_path: Path) -> 
             return stream(str(tmp_path)).initialOffset()
 
         wait_until(lambda: latest() != offset, what="the history")
+        following = stream(str(tmp_path))
         reader.prepareForTriggerAvailableNow()
         prepared = reader.latestOffset(offset, ReadAllAvailable())
+        beginning = following.initialOffset()
         mq.publish("orders/1", "later")
         wait_until(lambda: latest() != prepared, what="the later event")
+        assert following.initialOffset() == beginning
         assert reader.latestOffset(offset, ReadAllAvailable()) == prepared
 
 

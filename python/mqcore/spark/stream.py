@@ -42,6 +42,8 @@ class Follower(DataSourceStreamReader):
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._origin: Origin | None = None
+        self._beginning: Offsets | None = None
+        """The beginning of the query. Spark asks more than once, and new rows must not move it meanwhile."""
         self._ends: list[Ends] | None = None
         """Extent of the history when Spark last asked for it. The batch that follows needs no further question."""
 
@@ -54,6 +56,11 @@ class Follower(DataSourceStreamReader):
     @reason_first()
     def initialOffset(self) -> Offsets:  # noqa: N802 (as in Spark)
         """Return where a query without a checkpoint begins."""
+        if self._beginning is None:
+            self._beginning = self._first()
+        return self._beginning
+
+    def _first(self) -> Offsets:
         options, origin = self.plan.options, self.origin()
         ends = origin.ends()
         check_start(self.plan, origin, ends)
