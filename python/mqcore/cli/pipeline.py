@@ -17,7 +17,7 @@ from mqcore.cli import options, output
 from mqcore.cli.exit_code import ExitCode, exit_code
 from mqcore.cli.group import CommandGroup
 from mqcore.cli.pipeline_commands import COMMANDS
-from mqcore.cli.pipeline_source import arguments, source, source_options
+from mqcore.cli.pipeline_source import arguments, place_options, source
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,14 +55,7 @@ def _analysis(command: _F) -> _F:
     for add in (
         options.as_json,
         click.option("--set", "given", metavar="NAME=VALUE", multiple=True, help="Option of the pipeline. Repeatable."),
-        click.option("--driver-memory", default="2g", show_default=True, help="Memory of the Spark driver."),
-        click.option(
-            "--master", metavar="URL", help="Spark master, for example spark://HOST:7077. [default: local[*]]"
-        ),
-        click.option(
-            "--out", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Directory for the results."
-        ),
-        source_options,
+        place_options,
         click.argument("names", metavar="NAME...", nargs=-1, required=True),
     ):
         command = add(command)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
 
 from mqcore.cli import options, output, target
-from mqcore.cli.pipeline_source import source_options
+from mqcore.cli.pipeline_source import place_options
 
 __all__ = ["COMMANDS"]
 
@@ -20,19 +19,7 @@ _TIME: Final = "ISO 8601 in UTC such as 2026-11-21T08:00, or a time before now s
 
 def _place(command: _F) -> _F:
     """Add the options that say which history is read, and where the results go."""
-    for add in (
-        options.as_json,
-        click.option("--driver-memory", default="2g", show_default=True, help="Memory of the Spark driver."),
-        click.option(
-            "--master", metavar="URL", help="Spark master, for example spark://HOST:7077. [default: local[*]]"
-        ),
-        click.option(
-            "--out", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Directory for the results."
-        ),
-        source_options,
-    ):
-        command = add(command)
-    return command
+    return place_options(options.as_json(command))
 
 
 def _broker(what: str) -> Callable[[_F], _F]:

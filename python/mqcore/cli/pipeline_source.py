@@ -1,4 +1,4 @@
-"""The options of `mqcore pipeline` that say which history is read."""
+"""The options of `mqcore pipeline` that say which history is read, where the results go, and where Spark runs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,21 @@ import click
 
 from mqcore.cli import target
 
-__all__ = ["arguments", "source", "source_options"]
+__all__ = ["arguments", "place_options", "source"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def source_options(command: _F) -> _F:
-    """Add the options to a command. They are ``journal``, ``journal_admin`` and ``journal_option``."""
+def place_options(command: _F) -> _F:
+    """Add the options: ``journal``, ``journal_admin``, ``journal_option``, ``out``, ``master``, ``driver_memory``."""
     for add in (
+        click.option("--driver-memory", default="2g", show_default=True, help="Memory of the Spark driver."),
+        click.option(
+            "--master", metavar="URL", help="Spark master, for example spark://HOST:7077. [default: local[*]]"
+        ),
+        click.option(
+            "--out", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Directory for the results."
+        ),
         click.option(
             "--journal-option",
             metavar="NAME=VALUE",

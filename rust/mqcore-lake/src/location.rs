@@ -48,7 +48,7 @@ impl LakeLocation {
         variables: &BTreeMap<String, String>,
     ) -> Result<Self, LakeError> {
         let (catalog, store) = options.clone().into_iter().partition(|(name, _)| is_of_catalog(name));
-        let store = Store::open_with(url, &store, variables)?;
+        let store = Store::open(url, &store, variables)?;
         Ok(Self { store, catalog: CatalogSettings::new(url, &catalog, variables)? })
     }
 

@@ -51,18 +51,11 @@ impl Store {
     /// Credentials and other settings come from `options` and, below them, from the environment variables that the
     /// vendors define, such as `AWS_ACCESS_KEY_ID` and `AWS_ENDPOINT_URL`. Names of options are those of the variables,
     /// in any case.
+    /// `variables` are those of another process, for those that this process does not have.
     ///
     /// # Errors
     /// [`LakeError::Url`] if the URL, an option or a variable is invalid.
-    pub fn open(url: &str, options: &BTreeMap<String, String>) -> Result<Self, LakeError> {
-        Self::open_with(url, options, &BTreeMap::new())
-    }
-
-    /// The same, with the variables of another process for those that this process does not have.
-    ///
-    /// # Errors
-    /// [`LakeError::Url`] if the URL, an option or a variable is invalid.
-    pub fn open_with(
+    pub fn open(
         url: &str,
         options: &BTreeMap<String, String>,
         variables: &BTreeMap<String, String>,

@@ -22,16 +22,18 @@ fn every_kind_of_store_opens_by_its_url() {
         ("abfss://container@account.dfs.core.windows.net/a/b", &azure[1..]),
         ("file:///var/lib/lake", &[][..]),
     ] {
-        let store = Store::open(url, &options(settings)).unwrap_or_else(|error| panic!("{url}: {error}"));
+        let store = Store::open(url, &options(settings), &BTreeMap::new())
+            .unwrap_or_else(|error| panic!("{url}: {error}"));
         let location = store.location("messages/metadata/v1.metadata.json");
         assert_eq!(location, format!("{url}/messages/metadata/v1.metadata.json"));
         assert_eq!(store.name(&location), Some("messages/metadata/v1.metadata.json"));
         assert_eq!(store.name("s3://elsewhere/messages/x"), None);
     }
-    let store = Store::open("s3://bucket/a/b/", &options(&s3)).expect("a slash at the end changes nothing");
+    let store = Store::open("s3://bucket/a/b/", &options(&s3), &BTreeMap::new())
+        .expect("a slash at the end changes nothing");
     assert_eq!(store.location("x"), "s3://bucket/a/b/x");
     assert_eq!(store.path("x").expect("a valid name").as_ref(), "a/b/x");
-    let store = Store::open("s3://bucket", &options(&s3)).expect("a whole bucket");
+    let store = Store::open("s3://bucket", &options(&s3), &BTreeMap::new()).expect("a whole bucket");
     assert_eq!(store.path("x").expect("a valid name").as_ref(), "x");
 }
 
@@ -47,7 +49,7 @@ fn urls_of_other_programs_name_the_same_objects() {
         ("file:///lake", "file:///lake/messages/x", Some("messages/x")),
         ("file:///lake", "s3:///lake/messages/x", None),
     ] {
-        let store = Store::open(url, &s3).expect("it is valid");
+        let store = Store::open(url, &s3, &BTreeMap::new()).expect("it is valid");
         assert_eq!(store.name(location), name, "{location} in {url}");
     }
 }
@@ -55,7 +57,7 @@ fn urls_of_other_programs_name_the_same_objects() {
 #[test]
 fn wrong_urls_and_options_say_what_would_be_right() {
     let refused = |url: &str, settings: &[(&str, &str)]| {
-        Store::open(url, &options(settings)).expect_err("it is wrong").to_string()
+        Store::open(url, &options(settings), &BTreeMap::new()).expect_err("it is wrong").to_string()
     };
     assert!(refused("bucket/a", &[]).contains("relative URL without a base"));
     assert!(refused("ftp://host/a", &[]).contains("use s3, s3a, gs, az, abfss or file"));
