@@ -5,10 +5,12 @@ Durations are seconds as a number, a :class:`datetime.timedelta`, or text with a
 from the broker.
 """
 
-from mqcore.config.authority import AuthorityOptions, TokenOptions, UserOptions
-from mqcore.config.broker import BrokerConfig
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from mqcore.config.duration import Duration, seconds
-from mqcore.config.nodes import NodeConfig, NodeFilter, NodeRule, UpstreamConfig
 from mqcore.config.queues import (
     ChannelDeclaration,
     ChannelOptions,
@@ -18,6 +20,11 @@ from mqcore.config.queues import (
     QueueStatus,
 )
 from mqcore.config.routing import Binding, Interaction, RouteMethod, RouterOptions
+
+if TYPE_CHECKING:
+    from mqcore.config.authority import AuthorityOptions, TokenOptions, UserOptions
+    from mqcore.config.broker import BrokerConfig
+    from mqcore.config.nodes import NodeConfig, NodeFilter, NodeRule, UpstreamConfig
 
 __all__ = [
     "AuthorityOptions",
@@ -41,3 +48,24 @@ __all__ = [
     "UserOptions",
     "seconds",
 ]
+
+# Imported when they are first used: a client needs none of them, and they take half of the time of the others.
+_MODULES = {
+    "mqcore.config.authority": ("AuthorityOptions", "TokenOptions", "UserOptions"),
+    "mqcore.config.broker": ("BrokerConfig",),
+    "mqcore.config.nodes": ("NodeConfig", "NodeFilter", "NodeRule", "UpstreamConfig"),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
