@@ -77,7 +77,7 @@ class PublishingBase(ControlBase):
         >>> receipt.by
         'server'
         """
-        core = self._connected()
+        core = self._core or self._connected()
         if tracing.active is not None and type(headers) is not tracing.Propagated:
             with tracing.sending("publish", queue, headers, 1, carries=core.protocol != "mqks") as headers:
                 # Not the method of a subclass, which has made its changes already.

@@ -82,19 +82,31 @@ class Consumer(SpanHolder, ConsumerBase[Delivered[_T]]):
         """Wait for a message; end with the consumer, the client, or after the idle timeout."""
         if self._span is not None:
             self._leave_span()
-        if not self._taken:
-            # Those to acknowledge come one by one: the others wait in the core, which extends their timeouts.
-            while (core := self._opened_core()) is not None:
-                closed = core.is_closed
-                self._taken.extend(core.take_next(_TAKE_MAX))
-                if self._taken or closed or not core.wait_blocking(self._idle_timeout):
-                    break
-        if not self._taken:
+        raw = self._taken.popleft() if self._taken else self._take()
+        if raw is None and (raw := self._wait()) is None:
             raise StopIteration
-        message = Delivered(self._taken.popleft(), self._wanted)
+        message = Delivered(raw, self._wanted)
         if tracing.active is not None:
             message._span = self._begin_span(self._address, (message,), message.wants_acknowledge)
         return message
+
+    def _take(self) -> _core.Received | None:
+        """Take a message that is here. Others to acknowledge stay in the core, which extends their timeouts."""
+        core = self._core or self._opened_core()
+        if core is None or not (taken := core.take_next(_TAKE_MAX)):
+            return None
+        if len(taken) > 1:
+            self._taken.extend(taken[1:])
+        return taken[0]
+
+    def _wait(self) -> _core.Received | None:
+        """Wait for a message; ``None``: the stream has ended, or the idle timeout has passed."""
+        while (core := self._opened_core()) is not None:
+            # Before the messages: none comes after the end.
+            closed = core.is_closed
+            if (raw := self._take()) is not None or closed or not core.wait_blocking(self._idle_timeout):
+                return raw
+        return None
 
     def batches(self, max: int = _TAKE_MAX, *, wait: Duration = 0) -> Iterator[Batch[_T]]:  # noqa: A002
         """Return batches of 1 to `max` messages for ``for``, which opens the consumer if it is not open.

@@ -230,6 +230,8 @@ async fn converse(shared: &Arc<SharedClient>, link: OpenConnection) -> Connectio
     let (mut bytes, mut written) = (Vec::new(), 0);
     // TLS may still buffer written data.
     let mut unflushed = false;
+    // When to take output that comes without a wake-up.
+    let mut linger_until = None;
     let mut timers = Timers::new();
     if let Err(cause) = shared.receive(&mut input, &mut timers) {
         return ConnectionEnd::Lost(cause);
@@ -237,7 +239,7 @@ async fn converse(shared: &Arc<SharedClient>, link: OpenConnection) -> Connectio
     loop {
         if written == bytes.len() {
             written = 0;
-            shared.take_output(&mut bytes);
+            linger_until = shared.take_output(&mut bytes, linger_until);
         }
         let (reading, closing, expiry) = match shared.next_step(bytes.is_empty()) {
             NextStep::Finished => {
@@ -248,6 +250,8 @@ async fn converse(shared: &Arc<SharedClient>, link: OpenConnection) -> Connectio
             NextStep::Continues { reading, closing, expiry } => (reading, closing, expiry),
         };
         let next = timers.next(shared, reading, closing, expiry);
+        // New output waits until this write is complete.
+        let next = if bytes.is_empty() { linger_until.map_or(next, |until| next.min(until)) } else { next };
         tokio::select! {
             read = reader.read_buf(&mut input), if reading => {
                 match read {
@@ -331,7 +335,7 @@ impl SharedClient {
         let mut core = lock(&self.core);
         core.cause = cause.clone();
         let epoch = core.epoch;
-        (core.writing, core.unannounced) = (false, false);
+        (core.writing, core.unannounced, core.streams, core.lingers) = (false, false, false, false);
         (core.socket, core.expire_at) = (None, None);
         let waiters = core.conversation.lost();
         let is_stale = |message: &Received| message.wants_acknowledge();
@@ -373,23 +377,6 @@ impl SharedClient {
                 return;
             }
             self.gauge.wake.notified().await;
-        }
-    }
-
-    /// Takes the output in exchange for the previous buffer.
-    fn take_output(&self, bytes: &mut Vec<u8>) {
-        bytes.clear();
-        // Frees the memory of a burst.
-        bytes.shrink_to(READ_BUFFER_KEPT_BYTES);
-        let mut core = lock(&self.core);
-        core.conversation.take_output(bytes);
-        core.unannounced = false;
-        let was_writing = std::mem::replace(&mut core.writing, !bytes.is_empty());
-        drop(core);
-        if !bytes.is_empty() {
-            self.room.notify_waiters();
-        } else if was_writing {
-            self.written.notify_waiters();
         }
     }
 

@@ -121,18 +121,28 @@ pub struct Consumer {
 impl Consumer {
     /// Waits for messages, and takes up to `max` (at least 1). Empty: the client is closed.
     pub async fn next_batch(&self, max: usize) -> Vec<Delivered> {
+        self.flush_before_wait();
         let messages = self.mailbox.next(max).await;
         self.deliver(messages)
     }
 
     /// Waits until [`Consumer::take`] returns something, or the stream ends. Cancel-safe.
     pub async fn ready(&self) {
+        self.flush_before_wait();
         self.mailbox.ready().await;
+    }
+
+    /// Writes acknowledgements, for which the next message may wait.
+    fn flush_before_wait(&self) {
+        if !self.mailbox.has_something() {
+            self.client.shared.flush();
+        }
     }
 
     /// Waits for a message, and then at most `wait` until `max` can be taken, or as many as the prefetch allows. It takes
     /// nothing, so it is cancel-safe. If other tasks take from this consumer, there may be fewer, or none.
     pub async fn batch_ready(&self, max: usize, wait: Duration) {
+        self.flush_before_wait();
         self.mailbox.filled(max, wait).await;
     }
 
@@ -347,7 +357,8 @@ impl Delivered {
         if !self.message.wants_acknowledge() {
             return Settlement::NotAsked;
         }
-        self.shared.with_core(|core| self.write_settlement(core, write))
+        let mut core = lock(&self.shared.core);
+        self.shared.with_soon(&mut core, |core| self.write_settlement(core, write)).0
     }
 
     fn write_settlement(
@@ -403,7 +414,8 @@ impl Delivered {
         if let Some(mailbox) = held.next() {
             mailbox.settled(1 + held.count());
         }
-        first.shared.with_core(|core| {
+        let mut core = lock(&first.shared.core);
+        let write_all = |core: &mut Core| {
             let asking = unsettled.into_iter().filter(|delivered| delivered.message.wants_acknowledge());
             asking
                 .filter(|delivered| {
@@ -412,7 +424,8 @@ impl Delivered {
                     settlement == Settlement::Sent
                 })
                 .count()
-        })
+        };
+        first.shared.with_soon(&mut core, write_all).0
     }
 }
 

@@ -16,14 +16,16 @@ use crate::waiter::Waiter;
 const CALLER_WRITE_BYTES_MAX: usize = 64 * 1024;
 
 impl SharedClient {
-    /// Runs `act` if there is a connection with room for output, and no call waits for one.
+    /// Runs `act` if there is a connection with room for output, and no call waits for one. Returns its result, and
+    /// whether a [`SharedClient::flush`] makes a difference.
     ///
-    /// `deadline`: when the confirmation of what it sends is late. Then a [`SharedClient::flush`] has to follow.
+    /// `deadline`: when the confirmation of what it sends is late. Then a flush has to follow. Without a confirmation, it
+    /// only has the output written earlier.
     pub(crate) fn say_now<R>(
         &self,
         deadline: Option<Instant>,
         act: impl FnOnce(&mut Dialogue) -> R,
-    ) -> Result<Option<R>, ClientError> {
+    ) -> Result<Option<(R, bool)>, ClientError> {
         let mut core = lock(&self.core);
         if core.closing.is_some() || core.ended {
             return Err(ClientError::Closed);
@@ -34,7 +36,7 @@ impl SharedClient {
             return Ok(None);
         }
         let Some(deadline) = deadline else {
-            return Ok(Some(self.with_wake(&mut core, |core| act(&mut core.conversation))));
+            return Ok(Some(self.with_soon(&mut core, |core| act(&mut core.conversation))));
         };
         core.unannounced |= core.conversation.output().is_empty();
         if core.expire_at.is_none_or(|at| deadline < at) {
@@ -42,7 +44,7 @@ impl SharedClient {
             // The connection task may sleep until a later time.
             self.gauge.wake.notify_one();
         }
-        Ok(Some(act(&mut core.conversation)))
+        Ok(Some((act(&mut core.conversation), true)))
     }
 
     /// Writes the output: a little from this thread if nothing is being written, otherwise in the connection task.
@@ -61,6 +63,7 @@ impl SharedClient {
         }
         core.unannounced = false;
         if core.conversation.output().is_empty() {
+            core.streams = false;
             drop(core);
             self.written.notify_waiters();
         } else {

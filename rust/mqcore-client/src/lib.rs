@@ -34,6 +34,7 @@ pub mod direct;
 pub mod error;
 pub mod event;
 mod immediate;
+mod lingering;
 mod mailbox;
 pub mod membership;
 mod message_id;

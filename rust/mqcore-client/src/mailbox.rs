@@ -246,7 +246,8 @@ impl Mailbox {
         }
     }
 
-    fn has_something(&self) -> bool {
+    /// Whether a message is available, or the mailbox is closed.
+    pub(crate) fn has_something(&self) -> bool {
         let state = lock(&self.state);
         let Some(first) = state.messages.front() else { return state.closed };
         let full = matches!(self.bound, Bound::Unsettled(most) if state.unsettled >= most);

@@ -16,8 +16,14 @@ use crate::waiter::Waiter;
 /// The result of [`Client::publish_now`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PublishNow {
-    /// The message is queued for writing, with this id.
-    Queued(MessageId),
+    /// The message is queued for writing.
+    Queued {
+        /// Its id.
+        id: MessageId,
+        /// Whether a call of [`Client::flush`] makes a difference: a message with confirmation waits for it, and one without
+        /// is written a millisecond later otherwise.
+        unwritten: bool,
+    },
     /// Nothing: there is no connection or no room, another call waits for one, or these options need
     /// [`Client::publish`].
     NotNow,
@@ -29,6 +35,7 @@ impl Client {
     /// [`PublishNow::NotNow`], they get nothing.
     ///
     /// A message with confirmation is not written before a call of [`Client::flush`], so that several share one write.
+    /// Messages without, which follow each other closely, share one too.
     ///
     /// Retries, and copies with confirmations, are never possible without waiting.
     ///
@@ -57,7 +64,8 @@ impl Client {
         let said = options.with_message(queue, body, |message| {
             self.shared.say_now(deadline, |conversation| conversation.publish(message, waiter))
         })??;
-        said.map_or(Ok(PublishNow::NotNow), |id| id.map(PublishNow::Queued))
+        let Some((id, unwritten)) = said else { return Ok(PublishNow::NotNow) };
+        Ok(PublishNow::Queued { id: id?, unwritten })
     }
 
     /// Writes what [`Client::publish_now`] has queued: a little from this thread, and more in the connection task.

@@ -54,8 +54,13 @@ pub(crate) struct Core {
     pub(crate) writing: bool,
     /// The reason why there is no connection.
     pub(crate) cause: Arc<str>,
-    /// Whether output was added without a wake-up of the connection task; [`SharedClient::flush`] follows.
+    /// Whether output was added without a wake-up of the connection task. [`SharedClient::flush`] follows, or the task
+    /// lingers.
     pub(crate) unannounced: bool,
+    /// Whether the output has something that no call waits for: unconfirmed messages or acknowledgements.
+    pub(crate) streams: bool,
+    /// Whether the connection task takes more of that soon without a wake-up, because it has just written some.
+    pub(crate) lingers: bool,
     /// Writes output from other threads, if the connection allows it.
     pub(crate) socket: Option<SocketWriter>,
     /// Whether the connection task has ended.
@@ -106,6 +111,8 @@ impl SharedClient {
             writing: false,
             cause: "not connected yet".into(),
             unannounced: false,
+            streams: false,
+            lingers: false,
             socket: None,
             ended: false,
             expire_at: None,
@@ -155,6 +162,7 @@ impl SharedClient {
         }
         let conversation = &mut core.conversation;
         if !conversation.is_open() || !conversation.has_room(&self.config) {
+            self.end_lingering(&mut core);
             return Act::NotYet;
         }
         Act::Done(self.with_wake(&mut core, |core| act(&mut core.conversation)))

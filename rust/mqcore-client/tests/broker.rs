@@ -219,7 +219,7 @@ async fn messages_published_without_waiting_keep_their_order_and_are_all_confirm
             } else {
                 client.publish_now(&queue, &body, &unconfirmed, None)
             };
-            assert!(matches!(published, Ok(PublishNow::Queued(_))), "{published:?}");
+            assert!(matches!(published, Ok(PublishNow::Queued { .. })), "{published:?}");
         }
         client.flush();
         let outcomes = collected.take(MESSAGES as usize / 2).await;
@@ -234,6 +234,66 @@ async fn messages_published_without_waiting_keep_their_order_and_are_all_confirm
             message.ack();
         }
         client.remove_queue(&queue).await.unwrap();
+    }
+    server.stop(Duration::from_secs(1)).await;
+}
+
+/// Asks for a count until it is `expected`.
+async fn await_count(expected: u64, count: impl AsyncFn() -> u64) {
+    let reached = async {
+        while count().await != expected {
+            tokio::time::sleep(Duration::from_millis(1)).await
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), reached).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_no_call_waits_for_leaves_without_a_flush() {
+    let server = broker().await;
+    let observer = over_tcp(&server).await;
+    for (id, client) in [(9, over_tcp(&server).await), (10, inside(&server).await)] {
+        let queue = create(&client, id, QueueStatus::Push).await;
+        let options = PublishOptions { confirm: false, ..PublishOptions::default() };
+        let mut messages = 0;
+        // Until the connection task lingers, each message wakes it.
+        loop {
+            messages += 1;
+            match client.publish_now(&queue, b"x", &options, None) {
+                Ok(PublishNow::Queued { unwritten: true, .. }) => break,
+                Ok(PublishNow::Queued { .. }) => tokio::time::sleep(Duration::from_micros(50)).await,
+                other => panic!("{other:?}"),
+            }
+        }
+        await_count(messages, async || observer.queue(&queue).await.unwrap().received_messages).await;
+        // A consumer that acknowledges more and more before it waits, and does not wait in the end.
+        let consumer = client.consume(&queue, 1_000).await.unwrap();
+        let mut acknowledged = 0;
+        while acknowledged < messages {
+            for delivered in consumer.next_batch(1 + acknowledged as usize).await {
+                assert_eq!(delivered.ack(), Settlement::Sent);
+                acknowledged += 1;
+            }
+        }
+        await_count(messages, async || observer.queue(&queue).await.unwrap().acks).await;
+    }
+    server.stop(Duration::from_secs(1)).await;
+}
+
+#[tokio::test]
+async fn a_consumer_that_waits_for_its_next_message_has_written_its_acknowledgements() {
+    const MESSAGES: usize = 500;
+    let server = broker().await;
+    for (id, client) in [(11, over_tcp(&server).await), (12, inside(&server).await)] {
+        let queue = create(&client, id, QueueStatus::Push).await;
+        let messages = vec![BatchMessage::default(); MESSAGES];
+        client.publish_many(&queue, &messages, &PublishOptions::default()).await;
+        // With a prefetch of 1, each message comes after the acknowledgement of the one before.
+        let consumer = client.consume(&queue, 1).await.unwrap();
+        for _ in 0..MESSAGES {
+            let next = tokio::time::timeout(Duration::from_secs(20), consumer.next_batch(1)).await.unwrap();
+            assert_eq!(next[0].ack(), Settlement::Sent);
+        }
     }
     server.stop(Duration::from_secs(1)).await;
 }
@@ -257,7 +317,7 @@ async fn late_confirmations_of_messages_published_without_waiting_are_timeouts()
         let ticket = ConfirmationTicket { slot: 0, number };
         let published = client.publish_now(&queue, b"x", &options, Some((&confirmations, ticket)));
         client.flush();
-        let Ok(PublishNow::Queued(id)) = published else { panic!("{published:?}") };
+        let Ok(PublishNow::Queued { id, .. }) = published else { panic!("{published:?}") };
         id
     };
     let forgotten = publish(1, Duration::from_millis(10));

@@ -152,7 +152,7 @@ impl LoopConfirmations {
         let published = core.publish_now(queue, body, options, Some((&own.confirmations, ticket)));
         // The outcome may be known by now; this thread collects it later.
         match published.map_err(error::client)? {
-            PublishNow::Queued(id) => {
+            PublishNow::Queued { id, .. } => {
                 let waiting = ConfirmedFuture { number: ticket.number, future: future.clone().unbind(), id };
                 lock(&own.futures).by_address.insert(ticket.slot, waiting);
                 Self::write(this, event_loop, core)?;
@@ -164,12 +164,20 @@ impl LoopConfirmations {
 
     /// Writes a message now, or after this step of the event loop.
     fn write(this: &Bound<'_, Self>, event_loop: &Bound<'_, PyAny>, core: &CoreClient) -> PyResult<()> {
-        let mut writes = lock(&this.get().writes);
-        if !std::mem::replace(&mut writes.wrote, true) {
-            drop(writes);
+        if !std::mem::replace(&mut lock(&this.get().writes).wrote, true) {
             core.flush();
             return Ok(());
         }
+        Self::write_later(this, event_loop, core)
+    }
+
+    /// Writes a message after this step of the event loop.
+    pub(super) fn write_later(
+        this: &Bound<'_, Self>,
+        event_loop: &Bound<'_, PyAny>,
+        core: &CoreClient,
+    ) -> PyResult<()> {
+        let mut writes = lock(&this.get().writes);
         let is_first = writes.later.is_empty();
         if !writes.later.iter().any(|client| client.is_same(core)) {
             writes.later.push(core.clone());
@@ -259,7 +267,7 @@ pub(super) fn publish_blocking(
     let confirmations: Arc<dyn Confirmations> = waiting.clone();
     let ticket = ConfirmationTicket { slot: 0, number: 0 };
     let published = core.publish_now(queue, body, options, Some((&confirmations, ticket)));
-    let PublishNow::Queued(id) = published.map_err(error::client)? else { return Ok(None) };
+    let PublishNow::Queued { id, .. } = published.map_err(error::client)? else { return Ok(None) };
     py.detach(|| core.flush());
     loop {
         if let Some(outcome) = py.detach(|| waiting.wait()) {

@@ -99,7 +99,8 @@ impl Publisher {
             CallStyle::Awaitable | CallStyle::Blocking => {}
         }
         match core.publish_now(queue, body, options, None).map_err(error::client)? {
-            PublishNow::Queued(_) => {}
+            PublishNow::Queued { unwritten: true, .. } => self.write_later(py, core, way)?,
+            PublishNow::Queued { unwritten: false, .. } => {}
             PublishNow::NotNow => return Ok(Published::NotNow),
         }
         let before = self.unconfirmed.fetch_add(1, Ordering::Relaxed);
@@ -110,6 +111,17 @@ impl Publisher {
                 Ok(Published::Result(pause))
             }
             CallStyle::Awaitable | CallStyle::Blocking => Ok(Published::Queued),
+        }
+    }
+
+    /// Has a message without confirmation written when the event loop's current step ends. A program that blocks has no
+    /// such time; there the client writes soon by itself.
+    fn write_later(&self, py: Python<'_>, core: &CoreClient, way: CallStyle) -> PyResult<()> {
+        let CallStyle::Awaitable = way else { return Ok(()) };
+        let event_loop = bridge::running_loop(py)?;
+        match self.confirmations(&event_loop)? {
+            Some(confirmations) => LoopConfirmations::write_later(confirmations.bind(py), &event_loop, core),
+            None => Ok(()),
         }
     }
 
