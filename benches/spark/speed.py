@@ -253,18 +253,28 @@ def archive(bench: Bench) -> None:
     bench.step("writing the same rows as Parquet")
     relation = mqcore.spark.archive(spark, archived)
     relation.write.mode("ignore").option("compression", "zstd").parquet(str(place / "hand"))
+    text = relation.selectExpr(
+        *(f"string({name}) {name}" if kind == "binary" else name for name, kind in relation.dtypes)
+    )
+    text.write.mode("ignore").json(str(place / "hand-lines"))
     print(f"  archive: {size(archived / 'archive' / 'messages')}, by hand: {size(place / 'hand')}")
     source = spark.read.format("mqcore").load(str(archived))
     hand, ours = "the same rows as Parquet of Spark's", "the archive as a Parquet relation"
+    few, lines = "the archive, three columns", "the same rows as JSON lines, bodies as text"
     rates = bench.best(
         count,
         {
             hand: lambda: scan(spark.read.parquet(str(place / "hand"))),
             ours: lambda: scan(mqcore.spark.archive(spark, archived)),
+            few: lambda: scan(mqcore.spark.archive(spark, archived).select("queue", "number", "time")),
+            lines: lambda: scan(spark.read.schema(text.schema).json(str(place / "hand-lines"))),
             'format("mqcore") over the archive': lambda: scan(source),
         },
     )
-    print(f"  {rates[ours] / rates[hand]:.2f} x Parquet by hand")
+    print(
+        f"  {rates[ours] / rates[hand]:.2f} x Parquet by hand, {rates[ours] / rates[lines]:.2f} x JSON lines; "
+        f"three columns {rates[few] / rates[ours]:.2f} x all"
+    )
 
 
 def latency(bench: Bench) -> None:
