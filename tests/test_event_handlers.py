@@ -72,7 +72,10 @@ class Recorder(mqcore.EventHandler):
                 return self.got.pop(place)
         deadline = time.monotonic() + LIMIT
         while True:
-            event = self.seen.get(timeout=max(0.0, deadline - time.monotonic()))
+            try:
+                event = self.seen.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"no {kind} within {LIMIT:g} s, but {self.got}") from None
             if event[0] == kind:
                 return event
             self.got.append(event)
