@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mqcore import _lazy
+
 if TYPE_CHECKING:
     import mqcore.admin
     import mqcore.app
@@ -179,20 +181,15 @@ _SUBMODULES = (
     "testing",
     "throttr",
 )
-_HOME = {name: module for module, names in _MODULES.items() for name in names}
+_find = _lazy.importer(globals(), _MODULES)
 
 
 def __getattr__(name: str) -> object:
-    from importlib import import_module
-
     if name in _SUBMODULES:
+        from importlib import import_module
+
         return import_module(f"{__name__}.{name}")
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(home), name)
-    globals()[name] = value
-    return value
+    return _find(name)
 
 
 def __dir__() -> list[str]:

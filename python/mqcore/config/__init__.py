@@ -7,9 +7,9 @@ from the broker.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from mqcore._lazy import importer
 from mqcore.config.duration import Duration, seconds
 from mqcore.config.queues import (
     ChannelDeclaration,
@@ -55,16 +55,7 @@ _MODULES = {
     "mqcore.config.broker": ("BrokerConfig",),
     "mqcore.config.nodes": ("NodeConfig", "NodeFilter", "NodeRule", "UpstreamConfig"),
 }
-_HOME = {name: module for module, names in _MODULES.items() for name in names}
-
-
-def __getattr__(name: str) -> object:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(home), name)
-    globals()[name] = value
-    return value
+__getattr__ = importer(globals(), _MODULES)
 
 
 def __dir__() -> list[str]:
