@@ -227,8 +227,10 @@ fn read_verdict(frame: &Frame<'_>, address: &Arc<str>) -> Result<String, ClientE
 
 fn closed_early(address: &Arc<str>, input: &[u8]) -> ClientError {
     if input.starts_with(&PREAMBLE) {
-        let reason = "the broker closed the connection without a reason; check whether the client id is in use or a limit is reached";
-        return ClientError::HandshakeRefused { address: address.clone(), code: 0, reason: reason.into() };
+        // Original servers give no reason. A broker that is killed at this moment cannot.
+        let cause = "the broker closed the connection during the handshake: it has ended, or it refuses this client; check \
+                     whether the client id is in use or a limit is reached";
+        return connect_failed(address, cause.to_owned());
     }
     if input.is_empty() {
         return closed_at_once(address);
@@ -355,6 +357,7 @@ mod tests {
         );
         assert!(matches!(closed_early(&address, b""), ClientError::ConnectFailed { .. }));
         assert!(matches!(closed_early(&address, b"SSH"), ClientError::VersionMismatch { .. }));
-        assert!(matches!(closed_early(&address, &PREAMBLE), ClientError::HandshakeRefused { code: 0, .. }));
+        let killed = closed_early(&address, &PREAMBLE);
+        assert!(matches!(killed, ClientError::ConnectFailed { .. }), "programs connect again: {killed}");
     }
 }

@@ -78,7 +78,7 @@ pub enum ClientError {
     HandshakeRefused {
         /// The address of the broker.
         address: Arc<str>,
-        /// The status; 0 if the broker closed the connection without one.
+        /// The status.
         code: u16,
         /// The broker's reason.
         reason: Arc<str>,
