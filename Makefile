@@ -411,7 +411,7 @@ fuzz-corpus: ## minimize each fuzz corpus, with new inputs of `make fuzz`, and p
 
 .PHONY: wheel
 wheel: $(ENVIRONMENT) ## an abi3 wheel for this machine, into dist/
-	@$(BIN)/maturin build --release --strip --locked --out dist
+	@$(BIN)/maturin build --release --strip --locked --compression-level 9 --out dist
 
 .PHONY: lock
 lock: $(ENVIRONMENT) ## update requirements/test.lock from pyproject.toml, peers.lock and docs.lock; needs uv
