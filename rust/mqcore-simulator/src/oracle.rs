@@ -526,6 +526,8 @@ impl Oracle {
         for text in self.schedules.calm(served, now, system_ms) {
             self.find("schedule", text);
         }
+        let is_drained = |(queue, served): (usize, &bool)| *served && !self.schedules.are_behind(queue, now);
+        let served: Vec<bool> = served.iter().enumerate().map(is_drained).collect();
         for copy in 0..self.messages.len() {
             let message = &self.messages[copy];
             let label = message.label;

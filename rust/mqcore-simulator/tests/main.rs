@@ -7,9 +7,11 @@ use mqcore_simulator::scenario::Scenario;
 use mqcore_testkit::seeds;
 
 /// Seeds that have found something.
-const REPAIRED: [u64; 1] = [
+const REPAIRED: [u64; 2] = [
     // The operator restored a paused queue before its dead-letter queue, and did not notice that the broker refused.
     20_144_333,
+    // The oracle took a message for gone that waited behind the runs of a schedule for longer than a calm.
+    30_113_598,
 ];
 
 #[test]

@@ -233,6 +233,11 @@ impl SeenSchedules {
         }
         findings
     }
+
+    /// Whether many runs still wait in a queue, and other messages behind them.
+    pub(super) fn are_behind(&self, queue: usize, now: Micros) -> bool {
+        self.schedules.iter().any(|seen| seen.terms.queue == queue && seen.has_backlog(now))
+    }
 }
 
 impl SeenSchedule {
@@ -349,6 +354,18 @@ mod tests {
         // Packets of the ended connection have arrived by then.
         seen.requested(0, ConnectionId(2), false, false, (12 * SECOND, 12_000));
         assert!(run(&mut seen, &[(20, 2)]).is_some_and(|text| text.contains("ended before")));
+    }
+
+    #[test]
+    fn late_runs_tell_that_other_messages_wait_behind_them() {
+        let mut seen = requested(CatchUp::All, 0);
+        assert_eq!(run(&mut seen, &[(10, 1)]), None);
+        assert!(!seen.are_behind(0, 12 * SECOND), "it came when it was due");
+        let late = RunDelivery { schedule: 0, due_ms: 20_000, fence: 2, id: 0 };
+        assert_eq!(seen.ran(late, 1, 90 * SECOND, 90_000), None);
+        assert!(seen.are_behind(0, 92 * SECOND));
+        assert!(!seen.are_behind(1, 92 * SECOND), "another queue");
+        assert!(!seen.are_behind(0, 200 * SECOND), "nothing has come for long");
     }
 
     #[test]
