@@ -102,6 +102,7 @@ def description() -> dict[str, object]:
         "processor": model[1] if model else platform.machine(),
         "processors": len(os.sched_getaffinity(0)),
         "memory_mib": int(total[1]) * 1024 // _MEBIBYTE if total else None,
-        "kernel": platform.release(),
+        # Without the name of a distribution's build.
+        "kernel": platform.release().partition("-")[0],
         "python": platform.python_version(),
     }
