@@ -335,7 +335,7 @@ impl SharedClient {
         let mut core = lock(&self.core);
         core.cause = cause.clone();
         let epoch = core.epoch;
-        (core.writing, core.unannounced, core.streams, core.lingers) = (false, false, false, false);
+        (core.writing, core.unannounced, core.deferrable, core.lingers) = (false, false, false, false);
         (core.socket, core.expire_at) = (None, None);
         let waiters = core.conversation.lost();
         let is_stale = |message: &Received| message.wants_acknowledge();

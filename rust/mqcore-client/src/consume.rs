@@ -358,7 +358,7 @@ impl Delivered {
             return Settlement::NotAsked;
         }
         let mut core = lock(&self.shared.core);
-        self.shared.with_soon(&mut core, |core| self.write_settlement(core, write)).0
+        self.shared.with_deferred_wake(&mut core, |core| self.write_settlement(core, write)).0
     }
 
     fn write_settlement(
@@ -425,7 +425,7 @@ impl Delivered {
                 })
                 .count()
         };
-        first.shared.with_soon(&mut core, write_all).0
+        first.shared.with_deferred_wake(&mut core, write_all).0
     }
 }
 

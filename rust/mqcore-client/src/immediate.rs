@@ -36,7 +36,7 @@ impl SharedClient {
             return Ok(None);
         }
         let Some(deadline) = deadline else {
-            return Ok(Some(self.with_soon(&mut core, |core| act(&mut core.conversation))));
+            return Ok(Some(self.with_deferred_wake(&mut core, |core| act(&mut core.conversation))));
         };
         core.unannounced |= core.conversation.output().is_empty();
         if core.expire_at.is_none_or(|at| deadline < at) {
@@ -63,7 +63,7 @@ impl SharedClient {
         }
         core.unannounced = false;
         if core.conversation.output().is_empty() {
-            core.streams = false;
+            core.deferrable = false;
             drop(core);
             self.written.notify_waiters();
         } else {

@@ -22,8 +22,12 @@ const OUTPUT_BUFFER_KEPT_BYTES: usize = 1024 * 1024;
 impl SharedClient {
     /// Runs `act`, whose output no call waits for: the connection task may linger before it takes it. Returns its result,
     /// and whether this output waits for the task, as the first one.
-    pub(crate) fn with_soon<R>(&self, core: &mut Core, act: impl FnOnce(&mut Core) -> R) -> (R, bool) {
-        core.streams = true;
+    pub(crate) fn with_deferred_wake<R>(
+        &self,
+        core: &mut Core,
+        act: impl FnOnce(&mut Core) -> R,
+    ) -> (R, bool) {
+        core.deferrable = true;
         if !core.lingers {
             return (self.with_wake(core, act), false);
         }
@@ -53,7 +57,7 @@ impl SharedClient {
         let mut core = lock(&self.core);
         core.conversation.take_output(bytes);
         core.unannounced = false;
-        let linger_until = if std::mem::take(&mut core.streams) {
+        let linger_until = if std::mem::take(&mut core.deferrable) {
             Some(Instant::now() + LINGER)
         } else {
             linger_until.filter(|until| *until > Instant::now())

@@ -58,7 +58,7 @@ pub(crate) struct Core {
     /// lingers.
     pub(crate) unannounced: bool,
     /// Whether the output has something that no call waits for: unconfirmed messages or acknowledgements.
-    pub(crate) streams: bool,
+    pub(crate) deferrable: bool,
     /// Whether the connection task takes more of that soon without a wake-up, because it has just written some.
     pub(crate) lingers: bool,
     /// Writes output from other threads, if the connection allows it.
@@ -111,7 +111,7 @@ impl SharedClient {
             writing: false,
             cause: "not connected yet".into(),
             unannounced: false,
-            streams: false,
+            deferrable: false,
             lingers: false,
             socket: None,
             ended: false,

@@ -281,7 +281,7 @@ async fn what_no_call_waits_for_leaves_without_a_flush() {
 }
 
 #[tokio::test]
-async fn a_consumer_that_waits_for_its_next_message_has_written_its_acknowledgements() {
+async fn a_consumer_with_a_prefetch_of_one_gets_every_message() {
     const MESSAGES: usize = 500;
     let server = broker().await;
     for (id, client) in [(11, over_tcp(&server).await), (12, inside(&server).await)] {

@@ -20,7 +20,7 @@ const EXPIRY_MS: u64 = 60_000;
 const NOTES: u64 = 100;
 
 #[test]
-fn days_of_rounds_leave_few_objects_and_writes_each_row_a_few_times() {
+fn days_of_rounds_leave_few_objects_and_write_each_row_a_few_times() {
     let days = by_depth(1, 7);
     let objects = Unreliable::new();
     let store = place(objects.clone());
