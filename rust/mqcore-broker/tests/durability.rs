@@ -25,6 +25,7 @@ use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::router::{Binding, RouterDefinition, RouterMethod, Target};
 use mqcore_broker::model::time::Timestamp;
 use mqcore_broker::model::topic::TopicPattern;
+use mqcore_broker::model::transfer::{MoveMessages, MoveTarget};
 use mqcore_broker::model::unique::header_line;
 use mqcore_testkit::Random;
 use world::{World, acknowledged, changes, handler, id_of, queue, telling};
@@ -75,6 +76,12 @@ impl Disk {
     /// Number of records.
     pub(crate) fn len(&self) -> usize {
         self.records.len()
+    }
+
+    /// Number of messages that a restart finds.
+    fn unsettled(&self) -> usize {
+        let settled = |(_, record): &&(Sequence, Record)| matches!(record, Record::Settle(_));
+        self.messages().count() - self.records.iter().filter(settled).count()
     }
 
     /// Number of ids that have a definition.
@@ -439,6 +446,99 @@ fn failed_journal_rejects_only_saved_messages() {
     w.publish(&p, "ch/1", "5");
     disk.commit(&mut w);
     assert_eq!(w.heard(&p), ["5 ok"]);
+}
+
+/// A cache whose handler saves messages, with two saved ones and then an unsaved one, because the disk was full.
+fn cache_with_an_unsaved_message(message_timeout: Option<Duration>) -> (World, Disk, Arc<Client>) {
+    let (mut w, mut disk) = durable();
+    w.broker.register_handler(handler("own", &[Step::ReceivedFromProducer]));
+    let p = w.client("p");
+    let delivery_handler = Some("own".into());
+    let own = QueueChanges { delivery_handler, message_timeout, ..changes(Status::Cache) };
+    create(&mut w, &mut disk, &p, "ch/1", own);
+    for id in ["1", "2"] {
+        publish_to_own(&mut w, &p, id);
+        disk.commit(&mut w);
+    }
+    w.broker.storage_refuses("the disk is full", w.now, &mut w.effects);
+    w.turn();
+    publish_to_own(&mut w, &p, "3");
+    (w, disk, p)
+}
+
+fn publish_to_own(world: &mut World, producer: &Arc<Client>, id: &str) {
+    world.publish_unconfirmed(producer, "ch/1", id);
+    world.answer(Step::ReceivedFromProducer, Decision { save: true, ..telling(Acknowledge::IfSaved) });
+}
+
+/// The message that readers of the cache get.
+fn cached(world: &mut World) -> Vec<String> {
+    let reader = world.client("reader");
+    world.join(&reader, "ch").unwrap();
+    let pulled = world.pull(&reader, "ch/1", 1).0;
+    world.close(&reader);
+    pulled
+}
+
+fn cached_after_restart(world: &mut World, disk: &mut Disk) -> Vec<String> {
+    disk.take(world);
+    let mut again = disk.start(disk.len());
+    again.broker.register_handler(handler("own", &[Step::ReceivedFromProducer]));
+    cached(&mut again)
+}
+
+#[test]
+fn an_unsaved_message_of_a_cache_replaces_a_saved_one_until_the_restart() {
+    let (mut w, mut disk, p) = cache_with_an_unsaved_message(None);
+    assert_eq!(cached(&mut w), ["3"]);
+    assert_eq!(cached_after_restart(&mut w, &mut disk), ["2"]);
+    publish_to_own(&mut w, &p, "4");
+    assert_eq!(cached_after_restart(&mut w, &mut disk), ["2"]);
+    w.broker.storage_accepts(w.now, &mut w.effects);
+    publish_to_own(&mut w, &p, "5");
+    disk.commit(&mut w);
+    assert_eq!(cached(&mut w), ["5"]);
+    assert_eq!(cached_after_restart(&mut w, &mut disk), ["5"]);
+    request(&mut w, &p, clear_all());
+    disk.commit(&mut w);
+    assert_eq!(cached_after_restart(&mut w, &mut disk), [""; 0], "message 2 is settled");
+}
+
+#[test]
+fn what_empties_a_cache_also_ends_the_saved_message_behind_an_unsaved_one() {
+    let stopped = QueueChanges { status: Some(Status::Stopped), ..QueueChanges::default() };
+    let ends = [
+        ("cleared", Some(clear_all())),
+        ("stopped", Some(Request::UpdateQueue { queue: queue("ch/1"), changes: stopped })),
+        ("erased", Some(erase_waiting())),
+        ("expired", None),
+    ];
+    for (name, end) in ends {
+        let (mut w, mut disk, p) = cache_with_an_unsaved_message(Some(Duration::from_secs(10)));
+        w.broker.storage_accepts(w.now, &mut w.effects);
+        match end {
+            Some(end) => request(&mut w, &p, end),
+            None => w.advance(Duration::from_secs(11)),
+        }
+        disk.commit(&mut w);
+        assert_eq!(w.stored("ch/1"), 0, "{name}");
+        assert_eq!(disk.unsettled(), 0, "{name}");
+    }
+}
+
+/// Makes a request whose answer waits for the commit.
+fn request(world: &mut World, client: &Arc<Client>, request: Request) {
+    world.command(client, Command::Request(RequestId(9), Box::new(request)));
+    world.turn();
+}
+
+fn erase_waiting() -> Request {
+    let wanted = MoveMessages { queue: queue("ch/1"), to: MoveTarget::Nowhere, ids: Vec::new(), max: 9 };
+    Request::MoveMessages(Box::new(wanted))
+}
+
+fn clear_all() -> Request {
+    Request::ClearQueue { queue: queue("ch/1"), clear: Clear { high_priority: true, normal: true } }
 }
 
 #[test]

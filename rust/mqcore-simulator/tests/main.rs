@@ -7,11 +7,14 @@ use mqcore_simulator::scenario::Scenario;
 use mqcore_testkit::seeds;
 
 /// Seeds that have found something.
-const REPAIRED: [u64; 2] = [
+const REPAIRED: [u64; 4] = [
     // The operator restored a paused queue before its dead-letter queue, and did not notice that the broker refused.
     20_144_333,
     // The oracle took a message for gone that waited behind the runs of a schedule for longer than a calm.
     30_113_598,
+    // A message that a full disk did not save replaced the saved message of a cache for good.
+    40_083_410,
+    30_270_627,
 ];
 
 #[test]

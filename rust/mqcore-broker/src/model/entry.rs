@@ -46,6 +46,11 @@ impl Entry {
     pub(crate) fn level(&self) -> u8 {
         self.message.properties().level()
     }
+
+    /// Whether a restart finds it in the journal.
+    pub(crate) fn is_recorded(&self) -> bool {
+        self.saved && self.sequence.0 > 0
+    }
 }
 
 /// A saved message whose body is only in the journal: what its queue knows about it.

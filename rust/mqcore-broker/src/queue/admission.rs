@@ -155,7 +155,7 @@ impl Queue {
                 return self.discard_taken(Unlisted::PagedOut(paged_out), DropReason::Erased, context);
             }
             _ if is_held => return self.hold_restored_arrival(paged_out, terms.level),
-            Status::Cache => self.replace_cached(context),
+            Status::Cache => self.replace_cached(true, context),
             _ if not_before > context.now => {
                 let position = if progress.rank < 0 { PutBack::Start } else { PutBack::End };
                 let awaits = Awaits::Attempt(position);

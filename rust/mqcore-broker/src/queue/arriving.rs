@@ -133,7 +133,7 @@ impl Queue {
             Status::Stopped => {
                 return self.discard_taken(Unlisted::PagedOut(paged_out), DropReason::Erased, context);
             }
-            Status::Cache => self.replace_cached(context),
+            Status::Cache => self.replace_cached(true, context),
             _ => {}
         }
         self.arm(paged_out.deadline, context);

@@ -80,6 +80,9 @@ pub(crate) struct Admission {
 pub(crate) struct Queue {
     pub(crate) metadata: QueueMetadata,
     pub(crate) ready: Ready,
+    /// The record of the latest saved message of a cache, if an unsaved message has replaced it. It stays until a saved
+    /// message follows, so that a restart finds the latest saved message. 0 if there is none.
+    pub(crate) retained: Sequence,
     /// Requeued messages that wait for their time.
     pub(crate) delayed: Delayed,
     pub(crate) deliveries: Deliveries,
@@ -150,6 +153,7 @@ impl Queue {
                 processed_in: None,
             },
             ready: Ready::new(state.paging.memory.clone()),
+            retained: Sequence(0),
             delayed: Delayed::default(),
             deliveries: Deliveries::new(seed),
             flows: Flows::default(),
@@ -288,6 +292,9 @@ impl Queue {
             self.forget_ids(context);
         }
         let status = self.metadata.options.status;
+        if status != before {
+            self.settle_retained(context);
+        }
         match status {
             _ if status == before => {}
             Status::Stopped => self.erase(context),

@@ -87,6 +87,9 @@ impl Queue {
                 self.depart(entry, moving, context);
             }
         }
+        if self.ready.is_empty() && moving.staying.is_empty() {
+            self.settle_retained(context);
+        }
         moving.left = Some(left);
         self.departing() > 0 || (left > 0 && moving.report.rejection.is_none())
     }

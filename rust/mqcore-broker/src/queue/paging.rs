@@ -185,14 +185,19 @@ impl Queue {
 
     /// Removes a paged-out message for good, if nothing needs its body.
     pub(crate) fn remove_paged_out(&mut self, paged_out: PagedOut, context: &mut Context<'_>) {
+        self.note_paged_out_removed(&paged_out, context);
+        self.keep_id(paged_out.sequence, context);
+        context.record(Record::Settle(paged_out.sequence));
+    }
+
+    /// Notes that a paged-out message left the queue.
+    pub(crate) fn note_paged_out_removed(&mut self, paged_out: &PagedOut, context: &mut Context<'_>) {
         self.waiting_producers.remove(&paged_out.sequence);
         self.unique.release_paged_out(paged_out.sequence);
         self.ready.loads.take(paged_out.sequence);
         self.metadata.stats.removed += 1;
-        context.record_paged_out_end(&self.metadata.address, &paged_out);
+        context.record_paged_out_end(&self.metadata.address, paged_out);
         notify_paged_out_dequeued(&self.metadata, paged_out.sequence, paged_out.attempts, context);
-        self.keep_id(paged_out.sequence, context);
-        context.record(Record::Settle(paged_out.sequence));
     }
 
     /// A message whose body cannot be read. Its record is not settled, because the next start may be

@@ -19,20 +19,43 @@ use crate::queue::members::Members;
 use crate::queue::ready::Unlisted;
 
 impl Queue {
-    /// A newer message replaces the message in a cache queue.
-    pub(crate) fn replace_cached(&mut self, context: &mut Context<'_>) {
+    /// A newer message replaces the message in a cache queue. `by_saved`: the newer one is saved. An unsaved one replaces a
+    /// saved one until the next start only.
+    pub(crate) fn replace_cached(&mut self, by_saved: bool, context: &mut Context<'_>) {
+        if by_saved {
+            self.settle_retained(context);
+        }
         for replaced in self.ready.clear(Clear { high_priority: true, normal: true }) {
             match replaced {
-                Unlisted::InMemory(entry) => self.replace(entry, context),
+                Unlisted::InMemory(mut entry) => {
+                    if entry.is_recorded() && !by_saved {
+                        self.retained = std::mem::take(&mut entry.sequence);
+                    }
+                    self.replace(entry, context);
+                }
                 Unlisted::PagedOut(paged_out) => {
                     context.record_paged_out_event(
                         &self.metadata.address,
                         &paged_out,
                         LifecycleEvent::Replaced,
                     );
-                    self.remove_paged_out(paged_out, context);
+                    if by_saved {
+                        self.remove_paged_out(paged_out, context);
+                    } else {
+                        self.retained = paged_out.sequence;
+                        self.note_paged_out_removed(&paged_out, context);
+                    }
                 }
             }
+        }
+    }
+
+    /// Settles the saved message that an unsaved one replaced: a restart must not bring it back any more.
+    pub(crate) fn settle_retained(&mut self, context: &mut Context<'_>) {
+        let sequence = std::mem::take(&mut self.retained);
+        if sequence.0 > 0 {
+            self.keep_id(sequence, context);
+            context.record(Record::Settle(sequence));
         }
     }
 
@@ -52,7 +75,7 @@ impl Queue {
             Status::Broadcast => self.broadcast(entry, members, context),
             Status::Stopped => self.discard(entry, DropReason::Erased, context),
             Status::Cache => {
-                self.replace_cached(context);
+                self.replace_cached(entry.is_recorded(), context);
                 self.keep(entry, position, context);
             }
             Status::Push | Status::RoundRobin | Status::Pull | Status::Paused => {
@@ -261,6 +284,7 @@ impl Queue {
 
     /// Removes stored messages and returns their number.
     pub(crate) fn clear(&mut self, clear: Clear, context: &mut Context<'_>) -> u64 {
+        self.settle_retained(context);
         let mut cleared = self.ready.clear(clear);
         cleared.extend(self.delayed.clear(clear));
         let count = cleared.len() as u64;

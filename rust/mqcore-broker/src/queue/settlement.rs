@@ -320,7 +320,12 @@ impl Queue {
 
     /// Expires messages whose deadline has passed.
     pub(crate) fn expire(&mut self, context: &mut Context<'_>) {
-        for taken in self.ready.expire(context.now) {
+        let expired = self.ready.expire(context.now);
+        if !expired.is_empty() {
+            // The message that an expired one replaced in a cache is older still.
+            self.settle_retained(context);
+        }
+        for taken in expired {
             match taken {
                 Unlisted::InMemory(entry) => {
                     let entry = self.with_producer(entry);
