@@ -13,8 +13,7 @@ const REPAIRED: [u64; 4] = [
     // The oracle took a message for gone that waited behind the runs of a schedule for longer than a calm.
     30_113_598,
     // A message that a full disk did not save replaced the saved message of a cache for good.
-    40_083_410,
-    30_270_627,
+    40_083_410, 30_270_627,
 ];
 
 #[test]
