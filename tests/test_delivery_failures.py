@@ -162,6 +162,40 @@ async def test_confirmed_messages_of_a_saving_queue_survive_the_end_of_the_broke
             assert (await mq.queue_information("memory/1")).messages == 0
 
 
+SELECTIVE = """
+import mqcore
+
+
+class Selective(mqcore.DeliveryHandler):
+    def received_from_producer(self, queue, message, producer):
+        save = message.body.startswith(b"save")
+        return mqcore.Decision(save=save, acknowledge="always")
+
+
+handlers = {"selective": Selective()}
+"""
+
+
+async def test_unsaved_message_of_a_cache_gives_way_to_the_latest_saved_one_at_kill_9(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(SELECTIVE)
+    arguments = ("--app", "shop:handlers", "--data-dir", str(tmp_path / "data"))
+    with serving(*arguments, cwd=tmp_path) as served:
+        async with mqcore.connect(served.url) as mq:
+            await mq.declare("orders", 1, QueueOptions(status="cache", delivery_handler="selective"))
+            for body in (b"save first", b"save second", b"forget third", b"forget fourth"):
+                await mq.publish("orders/1", body)
+            assert await state_of(mq, "cache") == [b"forget fourth"]
+            await end(served, "kill -9")
+    with serving(*arguments, cwd=tmp_path) as served:
+        async with mqcore.connect(served.url) as mq:
+            assert await state_of(mq, "cache") == [b"save second"]
+            await mq.clear_queue("orders/1")
+            await end(served, "kill -9")
+    with serving(*arguments, cwd=tmp_path) as served:
+        async with mqcore.connect(served.url) as mq:
+            assert await state_of(mq, "cache") == []
+
+
 @pytest.mark.parametrize("status", ["push", "roundrobin", "pull"])
 async def test_messages_in_flight_at_a_kill_are_redelivered_and_settled_ones_are_not(
     status: str, tmp_path: Path

@@ -467,8 +467,13 @@ fn cache_with_an_unsaved_message(message_timeout: Option<Duration>) -> (World, D
 }
 
 fn publish_to_own(world: &mut World, producer: &Arc<Client>, id: &str) {
+    publish_deciding(world, producer, id, true);
+}
+
+/// Publishes a message that its handler saves or does not save.
+fn publish_deciding(world: &mut World, producer: &Arc<Client>, id: &str, save: bool) {
     world.publish_unconfirmed(producer, "ch/1", id);
-    world.answer(Step::ReceivedFromProducer, Decision { save: true, ..telling(Acknowledge::IfSaved) });
+    world.answer(Step::ReceivedFromProducer, Decision { save, ..telling(Acknowledge::IfSaved) });
 }
 
 /// The message that readers of the cache get.
@@ -499,13 +504,21 @@ fn an_unsaved_message_of_a_cache_replaces_a_saved_one_until_the_restart() {
     disk.commit(&mut w);
     assert_eq!(cached(&mut w), ["5"]);
     assert_eq!(cached_after_restart(&mut w, &mut disk), ["5"]);
+    publish_deciding(&mut w, &p, "6", false);
+    assert_eq!(cached(&mut w), ["6"]);
+    assert_eq!(cached_after_restart(&mut w, &mut disk), ["5"], "the handler did not save message 6");
+    let high = Clear { high_priority: true, normal: false };
+    request(&mut w, &p, Request::ClearQueue { queue: queue("ch/1"), clear: high });
+    disk.commit(&mut w);
+    assert_eq!(cached(&mut w), ["6"], "it has a normal priority");
+    assert_eq!(cached_after_restart(&mut w, &mut disk), ["5"]);
     request(&mut w, &p, clear_all());
     disk.commit(&mut w);
-    assert_eq!(cached_after_restart(&mut w, &mut disk), [""; 0], "message 2 is settled");
+    assert_eq!(cached_after_restart(&mut w, &mut disk), [""; 0], "message 5 is settled");
 }
 
 #[test]
-fn what_empties_a_cache_also_ends_the_saved_message_behind_an_unsaved_one() {
+fn emptying_a_cache_settles_the_saved_message_that_an_unsaved_one_replaced() {
     let stopped = QueueChanges { status: Some(Status::Stopped), ..QueueChanges::default() };
     let ends = [
         ("cleared", Some(clear_all())),

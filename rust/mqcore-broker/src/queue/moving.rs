@@ -87,8 +87,8 @@ impl Queue {
                 self.depart(entry, moving, context);
             }
         }
-        if self.ready.is_empty() && moving.staying.is_empty() {
-            self.settle_retained(context);
+        if moving.staying.is_empty() {
+            self.settle_retained_if_empty(context);
         }
         moving.left = Some(left);
         self.departing() > 0 || (left > 0 && moving.report.rejection.is_none())

@@ -59,6 +59,14 @@ impl Queue {
         }
     }
 
+    /// After messages were taken out of the queue. An empty cache must stay empty: what its last message had replaced must
+    /// not return at a restart.
+    pub(crate) fn settle_retained_if_empty(&mut self, context: &mut Context<'_>) {
+        if self.ready.is_empty() {
+            self.settle_retained(context);
+        }
+    }
+
     pub(crate) fn store(&mut self, entry: Entry, members: &Members, context: &mut Context<'_>) {
         self.store_at(entry, PutBack::End, members, context);
     }
@@ -284,13 +292,13 @@ impl Queue {
 
     /// Removes stored messages and returns their number.
     pub(crate) fn clear(&mut self, clear: Clear, context: &mut Context<'_>) -> u64 {
-        self.settle_retained(context);
         let mut cleared = self.ready.clear(clear);
         cleared.extend(self.delayed.clear(clear));
         let count = cleared.len() as u64;
         for taken in cleared {
             self.discard_taken(taken, DropReason::Erased, context);
         }
+        self.settle_retained_if_empty(context);
         // A pull may have waited for a message that is gone now.
         self.schedule(context);
         count

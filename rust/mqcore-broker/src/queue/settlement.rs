@@ -321,10 +321,7 @@ impl Queue {
     /// Expires messages whose deadline has passed.
     pub(crate) fn expire(&mut self, context: &mut Context<'_>) {
         let expired = self.ready.expire(context.now);
-        if !expired.is_empty() {
-            // The message that an expired one replaced in a cache is older still.
-            self.settle_retained(context);
-        }
+        self.settle_retained_if_empty(context);
         for taken in expired {
             match taken {
                 Unlisted::InMemory(entry) => {
