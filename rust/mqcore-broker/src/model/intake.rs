@@ -63,9 +63,9 @@ struct Sender {
     pending: BTreeSet<u64>,
     /// Deferred numbers, which will arrive again.
     owed: BTreeSet<u64>,
-    /// The highest number that arrived since this process started. Senders send in ascending order, so
-    /// every number that will arrive here was seen up to this one; above it, numbers between those
-    /// known to be done may still be missing.
+    /// The highest number that arrived since this process started, other than behind a deferred one. Senders send in ascending
+    /// order, so every number that will arrive here was taken up to this one; above it, numbers between those known to be done
+    /// may still be missing.
     highest: u64,
     /// Numbers that became done since the progress was last recorded.
     fresh: Vec<u64>,
@@ -125,11 +125,15 @@ impl Intake {
         debug_assert!(self.is_current(ticket), "a new count begins before its first number arrives");
         let sender = self.senders.entry(Arc::clone(&ticket.node)).or_default();
         let number = ticket.number;
+        let follows_owed = sender.owed.first().is_some_and(|owed| number > *owed);
         if sender.done.knows(number) {
-            sender.highest = sender.highest.max(number);
+            // Behind a deferred number, those before this one may be `Later`, and so not taken.
+            if !follows_owed {
+                sender.highest = sender.highest.max(number);
+            }
             return Arrival::Done;
         }
-        if sender.owed.first().is_some_and(|owed| number > *owed) {
+        if follows_owed {
             return Arrival::Later;
         }
         if !sender.pending.insert(number) {
@@ -285,6 +289,31 @@ mod tests {
         assert_eq!(intake.progress("n").map(|done| done.through), Some(0));
         assert_eq!(arrive(&mut intake, &ticket(1, 3)), Arrival::Later, "it would overtake");
         assert_eq!(arrive(&mut intake, &ticket(1, 1)), Arrival::New);
+    }
+
+    #[test]
+    fn numbers_between_a_deferred_and_a_known_one_are_still_taken() {
+        let mut intake = Intake::new();
+        // A crash kept the message of number 6, and nothing else.
+        intake.restore("n".into(), IntakeProgress { epoch: 1, through: 0, above: [6].into() });
+        for number in [1, 2, 3] {
+            assert_eq!(arrive(&mut intake, &ticket(1, number)), Arrival::New);
+        }
+        intake.done(&ticket(1, 1));
+        intake.done(&ticket(1, 2));
+        intake.defer(&ticket(1, 3));
+        assert_eq!(
+            [4, 5, 6].map(|n| arrive(&mut intake, &ticket(1, n))),
+            [Arrival::Later, Arrival::Later, Arrival::Done]
+        );
+        assert_eq!(arrive(&mut intake, &ticket(1, 3)), Arrival::New);
+        intake.done(&ticket(1, 3));
+        assert_eq!(intake.progress("n").map(|done| done.through), Some(3));
+        for number in [4, 5] {
+            assert_eq!(arrive(&mut intake, &ticket(1, number)), Arrival::New, "{number} was never taken");
+            intake.done(&ticket(1, number));
+        }
+        assert_eq!(arrive(&mut intake, &ticket(1, 6)), Arrival::Done);
     }
 
     #[test]
