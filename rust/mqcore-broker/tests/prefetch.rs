@@ -194,6 +194,70 @@ fn prefetch_holds_with_a_handler_that_decides_about_many_messages_at_once() {
     }
 }
 
+#[test]
+fn a_consumer_that_joins_while_a_handler_decides_gets_no_more_than_its_prefetch() {
+    for step in [Step::BeginSend, Step::CanConsumerReceive] {
+        let mut world = World::new();
+        world.broker.register_handler(handler("asks", &[step]));
+        let (producer, one, two) = (world.client("producer"), world.client("one"), world.client("two"));
+        let options = QueueChanges { delivery_handler: Some("asks".into()), ..acknowledged(Status::Push) };
+        world.create(&producer, "orders/1", options);
+        world.join_queues(&one, &[1], 10).unwrap();
+        for id in ["a", "b", "c", "d"] {
+            world.publish(&producer, "orders/1", id);
+        }
+        world.join_queues(&two, &[1], 2).unwrap();
+        let mut delivered = Vec::new();
+        while !world.questions.is_empty() {
+            world.answer(step, ALLOW);
+            delivered.extend(world.delivered());
+        }
+        let of = |client: &str| delivered.iter().filter(|one| one.starts_with(client)).count();
+        assert_eq!(of("one"), 4, "{step:?}: {delivered:?}");
+        assert!(of("two") <= 2, "{step:?}: {delivered:?}");
+        for id in ["a", "b", "c", "d"] {
+            world.ack(&one, "orders/1", id);
+            world.ack(&two, "orders/1", id);
+        }
+        world.publish(&producer, "orders/1", "e");
+        while !world.questions.is_empty() {
+            world.answer(step, ALLOW);
+        }
+        let mut last = world.delivered();
+        last.sort();
+        assert_eq!(last, ["one:e", "two:e"], "{step:?}");
+    }
+}
+
+#[test]
+fn a_message_waits_if_only_a_consumer_without_room_is_left_once_a_handler_has_decided() {
+    let mut world = World::new();
+    world.broker.register_handler(handler("asks", &[Step::BeginSend]));
+    let (producer, one, two) = (world.client("producer"), world.client("one"), world.client("two"));
+    let options = QueueChanges { delivery_handler: Some("asks".into()), ..acknowledged(Status::Push) };
+    world.create(&producer, "orders/1", options);
+    world.join_queues(&one, &[1], 10).unwrap();
+    for id in ["a", "b", "c"] {
+        world.publish(&producer, "orders/1", id);
+    }
+    world.join_queues(&two, &[1], 1).unwrap();
+    world.leave_queues(&one, &[1]).unwrap();
+    let mut delivered = Vec::new();
+    for id in ["a", "b", "c"] {
+        while !world.questions.is_empty() {
+            world.answer(Step::BeginSend, ALLOW);
+        }
+        delivered.extend(world.delivered());
+        assert_eq!(
+            delivered.last().map(String::as_str),
+            Some(&*format!("two:{id}")),
+            "one at a time, in order"
+        );
+        world.ack(&two, "orders/1", id);
+    }
+    assert_eq!(delivered, ["two:a", "two:b", "two:c"]);
+}
+
 /// The deliveries since the last call: consumers, number of the attempt, and whether they joined for the queue.
 fn attempts(world: &mut World) -> Vec<(Vec<ConnectionId>, u16, bool)> {
     let mut made = Vec::new();

@@ -195,10 +195,12 @@ impl Queue {
         }
         match &flow.mode {
             FlowTarget::All => {
-                // The first free consumer, or all of them: then all have room.
-                let one = self.metadata.options.only_first_acquirer;
+                // The first free consumer, or all of them. All had room when the delivery began, except for a consumer that
+                // joined while the handler decided. A broadcast does not wait, so no prefetch limits it.
+                let options = &self.metadata.options;
+                let is_limited = options.only_first_acquirer || options.status != Status::Broadcast;
                 let consumers = members.list().iter().rev().map(|member| &member.consumer);
-                let free = consumers.filter(|consumer| !one || self.deliveries.has_room(consumer));
+                let free = consumers.filter(|consumer| !is_limited || self.deliveries.has_room(consumer));
                 flow.untried = free.cloned().collect();
             }
             FlowTarget::One => self.choose_one(flow, members, context),
