@@ -6,6 +6,11 @@
 //!
 //! An entry is a put of the journal, under a new number each time it changes; the previous put is settled. The put of
 //! an entry that has expired or was removed is settled too. All moments are Unix nanoseconds.
+//!
+//! The journal also has the time of the last write. If the clock shows less at a start, it was set back. Then the
+//! entries keep the time that was left at that write, and all of them are written again with their new times. Until the
+//! last one is, the definition of the time also says which puts have times of the earlier clock: a crash may leave
+//! puts of both.
 
 use std::collections::VecDeque;
 
@@ -21,7 +26,7 @@ use mqcore_limiter::limiter::{Limiter, SHARDS};
 use mqcore_limiter::record;
 use mqcore_limiter::time::Nanos;
 
-/// The definition with the time of the last write, in Unix nanoseconds.
+/// The definition with the time of the last write, see [`Written`].
 const WRITTEN: &[u8] = b"written";
 /// Changes fetched under one lock.
 const FETCHED_AT_ONCE: usize = 256;
@@ -44,12 +49,52 @@ pub struct LimitJournal<S: Storage> {
     bytes: Vec<u8>,
     /// Written since the last sync.
     is_unsynced: bool,
-    /// The time that the journal has.
-    written: Nanos,
+    /// The time that the journal has, unless `is_unstated`.
+    written: Written,
+    /// The clock was set back, and the journal does not have that yet.
+    is_unstated: bool,
     /// Rounds since the last one that saved something.
     quiet: u32,
     /// Segments in which housekeeping found damage that was not reported yet.
     damaged: Vec<u32>,
+}
+
+/// When the journal was last written, and by which clocks.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Written {
+    /// The time of the last write.
+    at: Nanos,
+    /// How often the clock was set back since all entries were written: entries whose puts have smaller numbers than this have
+    /// times that are so many nanoseconds too late.
+    set_back: Vec<(u64, u64)>,
+}
+
+impl Written {
+    /// Eight bytes of time, then sixteen for each time that the clock was set back.
+    fn encode(&self) -> Vec<u8> {
+        let mut bytes = self.at.0.to_le_bytes().to_vec();
+        for (number, back) in &self.set_back {
+            bytes.extend_from_slice(&number.to_le_bytes());
+            bytes.extend_from_slice(&back.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// `None` if the bytes are too few.
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let (at, rest) = bytes.split_first_chunk()?;
+        let pairs = rest.chunks_exact(16).filter_map(|pair| {
+            let (number, back) = pair.split_first_chunk()?;
+            Some((u64::from_le_bytes(*number), u64::from_le_bytes(*back.first_chunk()?)))
+        });
+        Some(Self { at: Nanos(u64::from_le_bytes(*at)), set_back: pairs.collect() })
+    }
+
+    /// By how many nanoseconds the times of the put with this number are too late.
+    fn back_of(&self, number: u64) -> u64 {
+        let later = self.set_back.iter().filter(|(first, _)| number < *first);
+        later.fold(0, |sum, (_, back)| sum.saturating_add(*back))
+    }
 }
 
 /// The result of opening.
@@ -86,39 +131,41 @@ impl<S: Storage> LimitJournal<S> {
             tracing::error!(report = %recovered.report, "the journal of rate limits is damaged; damaged records were skipped");
         }
         let written = recovered.definitions.iter().find(|(key, _)| **key == *WRITTEN);
-        let written =
-            written.and_then(|(_, value)| value.first_chunk().copied()).map_or(0, u64::from_le_bytes);
-        let mut opened = Self {
-            journal,
-            places: HashMap::default(),
-            next: recovered.next_sequence.max(1),
-            pending: VecDeque::new(),
-            replaced: Vec::new(),
-            bytes: Vec::new(),
-            is_unsynced: false,
-            written: Nanos(written),
-            quiet: 0,
-            damaged: Vec::new(),
-        };
-        // If the clock shows less than at the last write, it was set back: the remaining times are those at that
-        // write.
-        let back = written.saturating_sub(now.0);
+        let mut written = written.and_then(|(_, value)| Written::decode(value)).unwrap_or_default();
+        let next = recovered.next_sequence.max(1);
+        // If the clock shows less than at the last write, it was set back: the remaining times are those at that write.
+        let back = written.at.0.saturating_sub(now.0);
         if back > 0 {
             tracing::warn!(
                 seconds = back / 1_000_000_000,
                 "the clock was set back since rate limits were saved"
             );
+            written.set_back.push((next, back));
         }
+        let was_set_back = !written.set_back.is_empty();
+        let mut opened = Self {
+            journal,
+            places: HashMap::default(),
+            next,
+            pending: VecDeque::new(),
+            replaced: Vec::new(),
+            bytes: Vec::new(),
+            is_unsynced: false,
+            written,
+            is_unstated: back > 0,
+            quiet: 0,
+            damaged: Vec::new(),
+        };
         if recovered.report.has_unreadable() {
             // Entries that a later start can read must not have the sequences of new ones.
             limiter.skip_sequences(now.0);
         }
-        if back == 0 {
+        if !was_set_back {
             limiter.watch_changes();
         }
-        let restored = opened.restore(limiter, back, now)?;
-        if back > 0 {
-            // The next save states the new time, so the entries have to be saved with the times that they have now.
+        let restored = opened.restore(limiter, now)?;
+        if was_set_back {
+            // All entries are written again, with the times that they have now.
             limiter.watch_changes();
         }
         Ok((opened, restored))
@@ -131,7 +178,7 @@ impl<S: Storage> LimitJournal<S> {
     }
 
     /// Restores entries in the order in which they were created, not in the order in which they were written.
-    fn restore(&mut self, limiter: &Limiter, back: u64, now: Nanos) -> Result<RestoredLimits, JournalError> {
+    fn restore(&mut self, limiter: &Limiter, now: Nanos) -> Result<RestoredLimits, JournalError> {
         let mut restored = RestoredLimits::default();
         let mut bytes = Vec::new();
         let mut entries: Vec<Read> = Vec::new();
@@ -151,6 +198,7 @@ impl<S: Storage> LimitJournal<S> {
         for (index, (sequence, number, begin, end)) in entries.iter().copied().enumerate() {
             // A crash between a put and the settlement of the previous one leaves both; the later one is valid.
             let replaced = entries.get(index + 1).is_some_and(|next| next.0 == sequence);
+            let back = self.written.back_of(number);
             match record::decode(&bytes[begin..end]) {
                 Ok(kept) if !replaced && limiter.restore(&kept.clone().earlier(back), now) => {
                     self.places.insert(sequence, number);
@@ -167,7 +215,7 @@ impl<S: Storage> LimitJournal<S> {
             }
         }
         self.journal.settle(&gone)?;
-        if !gone.is_empty() && now > self.written {
+        if !gone.is_empty() && now > self.written.at {
             match self.end_expired(now) {
                 // The next save settles them again.
                 Err(JournalError::Full { .. }) => self.replaced.extend_from_slice(&gone),
@@ -216,9 +264,8 @@ impl<S: Storage> LimitJournal<S> {
             tracing::warn!(%error, "cannot remove a segment of the journal of rate limits; trying again later");
         }
         let mut saved = 0;
-        // A crash may lose the end of what is written. The time goes first, so that no entry is newer than it; but a time before
-        // the previous one goes last, so that no entry is left that the previous time belongs to.
-        if now > self.written && self.is_behind(limiter) {
+        // A crash may lose the end of what is written. The time goes first, so that no entry is newer than it.
+        if (now > self.written.at || self.is_unstated) && self.is_behind(limiter) {
             self.state_time(now)?;
         }
         let mut changed = self.drain(&mut saved)?;
@@ -235,19 +282,32 @@ impl<S: Storage> LimitJournal<S> {
             }
         }
         if changed {
-            if now != self.written {
+            if now > self.written.at {
                 self.state_time(now)?;
             }
+            self.forget_set_back(now)?;
             self.journal.write()?;
             self.is_unsynced = true;
         }
         Ok(saved)
     }
 
-    /// Records what the clock shows.
+    /// Records what the clock shows, and which entries have times of an earlier clock.
     fn state_time(&mut self, now: Nanos) -> Result<(), JournalError> {
-        self.journal.define(WRITTEN, &now.0.to_le_bytes())?;
-        self.written = now;
+        let written = Written { at: now, set_back: self.written.set_back.clone() };
+        self.journal.define(WRITTEN, &written.encode())?;
+        (self.written, self.is_unstated) = (written, false);
+        Ok(())
+    }
+
+    /// Once no entry has times of an earlier clock, the journal need not know that there was one. That goes last: a crash that
+    /// loses it loses nothing.
+    fn forget_set_back(&mut self, now: Nanos) -> Result<(), JournalError> {
+        let Some(newest) = self.written.set_back.last().map(|(first, _)| *first) else { return Ok(()) };
+        if self.places.values().all(|number| *number >= newest) {
+            self.written.set_back.clear();
+            self.state_time(now)?;
+        }
         Ok(())
     }
 

@@ -286,6 +286,52 @@ fn a_clock_set_back_restores_no_limit_that_had_expired_at_an_earlier_start() {
     }
 }
 
+/// The save that moves the times of entries may reach the disk in part. Each entry is moved once nevertheless.
+#[test]
+fn a_clock_set_back_shortens_no_limit_whose_new_times_a_power_failure_interrupts() {
+    let an_hour_ago = START.before(3_600_000_000_000);
+    let later = an_hour_ago.after(2_000_000_000);
+    let (mut moved, mut partly) = (0, 0);
+    for seed in 0..60 {
+        let disk = MemoryStorage::new(seed);
+        let limiter = store();
+        let (mut journal, _) = open_on(&disk, &limiter, START);
+        for key in 0..40_u8 {
+            limiter.insert(&[key; 200], 5, KEPT, seconds(60), START);
+        }
+        journal.save(&limiter, after(10), false).unwrap();
+        drop(journal);
+        let again = store();
+        let (mut journal, restored) = open_on(&disk, &again, an_hour_ago);
+        assert_eq!(restored.entries, 40);
+        journal.write(&again, an_hour_ago.after(1_000_000_000), false).unwrap();
+        drop(journal);
+        disk.crash();
+        let third = store();
+        let (mut journal, restored) = open_on(&disk, &third, later);
+        assert_eq!(restored, RestoredLimits { entries: 40, expired: 0, unreadable: 0 }, "seed {seed}");
+        let deadlines: Vec<Nanos> =
+            (0..40_u8).map(|key| third.query(&[key; 200], later).unwrap().deadline).collect();
+        // Without the new time of the journal, the entries have what was left at the last save.
+        let (known, unknown) = (an_hour_ago.after(50_000_000_000), later.after(50_000_000_000));
+        assert!(
+            deadlines.iter().all(|one| *one == known) || deadlines.iter().all(|one| *one == unknown),
+            "seed {seed}"
+        );
+        moved += u32::from(deadlines[0] == known);
+        partly += u32::from(!journal.written.set_back.is_empty() && deadlines[0] == known);
+        // The next save ends it.
+        journal.save(&third, later, false).unwrap();
+        assert!(journal.written.set_back.is_empty());
+        drop(journal);
+        let fourth = store();
+        let (_, restored) = open_on(&disk, &fourth, later);
+        assert_eq!((restored.entries, quotas(&fourth, later).len()), (40, 40), "seed {seed}");
+        assert_eq!(fourth.query(&[0; 200], later).unwrap().deadline, deadlines[0], "seed {seed}");
+    }
+    assert!(moved > 5 && partly > 5, "{moved} saves reached the disk, {partly} in part");
+}
+
 /// The next save states the time of the clock that was set back. From then on nothing else says that the times of entries
 /// were moved.
 #[test]
