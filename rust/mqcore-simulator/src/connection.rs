@@ -491,6 +491,11 @@ impl ServerConnection {
         sends.extend((0..placement.shards()).map(|shard| (shard, Input::Closed(self.id))));
     }
 
+    /// Bytes that it has read, and not given to its session.
+    pub(crate) fn unread_bytes(&self) -> u64 {
+        self.unread.len() as u64
+    }
+
     /// Whether shards may still send to it.
     pub(crate) fn has_ended(&self) -> bool {
         self.stage != Stage::Open && !self.known_to_shards

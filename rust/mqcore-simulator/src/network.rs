@@ -151,9 +151,9 @@ impl Network {
         self.links.get(&id).is_none_or(|link| link.stream(at).ended && link.stream(at).arrived.is_empty())
     }
 
-    /// Bytes that have arrived at the broker so far.
-    pub(crate) fn arrived_total(&self, id: ConnectionId) -> u64 {
-        self.links.get(&id).map_or(0, |link| link.to_broker.total)
+    /// Bytes that the broker has read so far.
+    pub(crate) fn read_total(&self, id: ConnectionId) -> u64 {
+        self.links.get(&id).map_or(0, |link| link.to_broker.total - link.to_broker.arrived.len() as u64)
     }
 
     /// Cuts a connection: what has not been read is lost, and both sides notice.

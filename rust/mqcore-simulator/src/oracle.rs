@@ -1,7 +1,7 @@
 //! An independent model of the promises: what clients may see.
 //!
-//! The oracle sees only the clients' ends of the network, the faults, and which bytes reached the broker's machine. It uses no
-//! code of the broker. Its rules:
+//! The oracle sees only the clients' ends of the network, the faults, and which bytes the broker has processed. It uses no code
+//! of the broker. Its rules:
 //!
 //! | rule | finding |
 //! |---|---|
@@ -139,7 +139,7 @@ struct SeenOutcome {
 #[derive(Debug)]
 struct SeenLink {
     prefetch: u32,
-    /// Bytes that had reached the broker when it ended; `None`: it is open.
+    /// Bytes that the broker had processed when it ended; `None`: it is open.
     ended: Option<u64>,
     /// It was silent or its client did not read, so times say nothing.
     is_doubtful: bool,
@@ -167,6 +167,8 @@ struct QueueRules {
     keeps_expired: bool,
     /// Whether it may reject a message for another reason than a faulty disk: a handler refuses it, or an operator has limited it.
     may_reject: bool,
+    /// Whether it rejects messages after a restart, until the program registers its handler.
+    awaits_handler: bool,
     /// The index of its dead-letter queue.
     dead_letter: Option<usize>,
     /// Queues to which messages of it move since the last calm.
@@ -204,6 +206,7 @@ impl Oracle {
             was_removed: false,
             keeps_expired: queue.handler.is_some_and(|handler| handler.keeps_expired()),
             may_reject: queue.handler.is_some_and(|handler| handler.refuses + handler.fails > 0),
+            awaits_handler: queue.handler.is_some_and(|handler| handler.registered_after > 0),
             dead_letter: queue.dead_letter.as_ref().and_then(|(_, address)| index_of(address)),
             moved_to: Vec::new(),
         });
@@ -350,13 +353,13 @@ impl Oracle {
         }
     }
 
-    /// A connection ended. `arrived`: bytes that had reached the broker.
-    pub(crate) fn closed(&mut self, link: ConnectionId, arrived: u64, now: Micros) {
+    /// A connection ended. `processed`: bytes of its client that the broker has processed.
+    pub(crate) fn closed(&mut self, link: ConnectionId, processed: u64, now: Micros) {
         self.limits.closed(link, now);
         self.schedules.interrupted(link, now);
         self.risk_jobs(link);
         if let Some(link) = self.links.get_mut(&link) {
-            link.ended.get_or_insert(arrived);
+            link.ended.get_or_insert(processed);
         }
     }
 
@@ -484,7 +487,10 @@ impl Oracle {
             !repeated && message.deliveries.is_empty() && !message.is_repeated && !message.was_moved;
         // A router that chooses one queue passes a message on to the next one if the first one is missing or full, or its disk
         // refuses the message. Later messages overtake it meanwhile.
-        let may_reject = message.queues.iter().any(|queue| self.queues[*queue].may_reject);
+        let may_reject = message.queues.iter().any(|queue| {
+            let QueueRules { may_reject, awaits_handler, .. } = self.queues[*queue];
+            may_reject || awaits_handler
+        });
         let is_passed_on = message.queues.len() > 1 && (self.has_faulty_disk || may_reject);
         let has_handler = message.queues.iter().any(|queue| self.queues[*queue].has_handler);
         if !is_first || has_handler || is_passed_on || message.terms.delay_ms > 0 || message.is_doubtful {

@@ -231,6 +231,11 @@ impl Process {
         }
     }
 
+    /// Bytes that a connection has read, and that its session has not processed.
+    pub(crate) fn unread_bytes(&self, id: ConnectionId) -> u64 {
+        self.connections.get(&id).map_or(0, ServerConnection::unread_bytes)
+    }
+
     // ---- Wakers ------------------------------------------------------------------------------------------------
 
     fn add(&self, at: Micros, task: Task, scene: &mut Scene) {

@@ -312,7 +312,14 @@ impl<'a> Simulation<'a> {
 
     /// Both sides lose a connection at once.
     fn cut(&mut self, id: ConnectionId) {
-        self.scene.oracle.closed(id, self.scene.network.arrived_total(id), self.scene.now);
+        let unread = self.process.as_ref().map_or(0, |process| process.unread_bytes(id));
+        self.lose(id, unread);
+    }
+
+    /// Both sides lose a connection of which the broker has read so many bytes in vain.
+    fn lose(&mut self, id: ConnectionId, unread: u64) {
+        let processed = self.scene.network.read_total(id) - unread;
+        self.scene.oracle.closed(id, processed, self.scene.now);
         if let Some(client) = self.scene.network.client_of(id) {
             self.clients[client].lost(id);
         }
@@ -387,6 +394,8 @@ impl<'a> Simulation<'a> {
 
     fn end(&mut self, ending: Ending) {
         let Some(process) = self.process.take() else { return };
+        let links = self.scene.network.open_links().into_iter().map(|id| (id, process.unread_bytes(id)));
+        let links: Vec<_> = links.collect();
         match ending {
             Ending::Stopped => process.stop(&self.scene),
             Ending::Killed => drop(process),
@@ -395,8 +404,8 @@ impl<'a> Simulation<'a> {
                 self.disks.iter().for_each(MemoryStorage::crash);
             }
         }
-        for id in self.scene.network.open_links() {
-            self.cut(id);
+        for (id, unread) in links {
+            self.lose(id, unread);
         }
         self.scene.oracle.ended(ending, self.scene.now);
         let at = self.scene.now + self.scene.network.jitter(DOWN_MICROS);

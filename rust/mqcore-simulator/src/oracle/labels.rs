@@ -152,6 +152,7 @@ impl Oracle {
         let may_reject =
             |message: &SeenMessage| message.queues.iter().any(|queue| self.queues[*queue].may_reject);
         let may_reject = self.messages[copies.clone()].iter().any(may_reject);
+        let awaits_handler = |queue: &usize| self.queues[*queue].awaits_handler;
         for (index, copy) in copies.enumerate() {
             let message = &mut self.messages[copy];
             match kind {
@@ -164,7 +165,9 @@ impl Oracle {
                 Some(RouteKind::Router(RouterMethod::Distribute)) => {
                     message.is_handed_on = index > 0;
                     // If the queue that confirms does not take it, the router answers for the others.
-                    message.is_unsafe |= self.has_faulty_disk || may_reject;
+                    // It does not report that another queue rejects the message.
+                    let awaits_handler = message.queues.iter().any(awaits_handler);
+                    message.is_unsafe |= self.has_faulty_disk || may_reject || awaits_handler;
                     message.is_doubtful |= !confirmed && index > 0;
                 }
                 _ => {}
