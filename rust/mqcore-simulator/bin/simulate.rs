@@ -16,7 +16,8 @@ Usage: simulate [--first SEED] [--seeds COUNT] [--seconds SECONDS]
 Run the broker in simulated time with random clients and faults, and compare what
 clients see with the promises.
 
-  --first SEED       First seed. [default: from the clock]
+  --first SEED       First seed. Every second one gets a scenario in which more areas
+                     meet, and a number above 2^40. [default: from the clock]
   --seeds COUNT      Number of seeds. [default: 1000]
   --seconds SECONDS  Stop after this time, whatever the number of seeds.
   --seed SEED        Replay one seed; if it breaks a promise, print its smallest scenario and its trace.
@@ -61,7 +62,8 @@ fn random_seed() -> u64 {
 
 fn search(first: u64, seeds: u64, limit: Option<Duration>) -> ExitCode {
     let began = Instant::now();
-    for (done, seed) in (first..first.saturating_add(seeds)).enumerate() {
+    for (done, number) in (first..first.saturating_add(seeds)).enumerate() {
+        let seed = if done % 2 == 0 { number } else { Scenario::crowded(number) };
         if limit.is_some_and(|limit| began.elapsed() >= limit) {
             println!("{done} seeds from {first} in {:.0?}: no finding", began.elapsed());
             return ExitCode::SUCCESS;

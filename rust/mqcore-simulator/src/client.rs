@@ -49,6 +49,8 @@ pub(crate) struct SimulatedPeer {
     queue_status: Status,
     /// The queue drops duplicates.
     deduplicates: bool,
+    /// How many of the jobs that it requests with the same key run at a time.
+    concurrency: Option<u32>,
     /// The route and its index.
     route: Option<(usize, SimulatedRoute)>,
     /// The addresses of the route's queues.
@@ -190,6 +192,7 @@ impl SimulatedPeer {
             queue_id: id.parse().unwrap_or_default(),
             queue_status: queue.status,
             deduplicates: queue.deduplicates,
+            concurrency: queue.concurrency,
             route,
             addresses,
             limit,

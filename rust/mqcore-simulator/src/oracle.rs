@@ -16,6 +16,7 @@
 //! | A delayed message is not delivered before its time. | `early` |
 //! | An expired message is not delivered, except as a dead letter. | `late` |
 //! | A consumer has at most `prefetch` unsettled messages. | `prefetch` |
+//! | Workers run at most so many jobs with one key at a time. | `concurrency` |
 //! | A confirmation of a topic stands for all queues bound to it, one of a router for a queue of it. | `lost` |
 //! | A downstream broker's messages are confirmed, each arrives once, and none is lost, whatever crashes. | `unanswered`, `lost` |
 //! | Subscribers of a topic and consumers of a broadcast queue receive each message once, in order. | `missed`, `doubled`, `order` |
@@ -43,7 +44,7 @@ use crate::oracle::labels::SeenLabel;
 use crate::oracle::limits::SeenLimits;
 use crate::oracle::schedules::SeenSchedules;
 use crate::scenario::definitions::QueueChange;
-use crate::scenario::{ACKNOWLEDGE_TIMEOUT, PublishTerms, Scenario, SimulatedRoute, Target};
+use crate::scenario::{PublishTerms, Scenario, SimulatedRoute, Target};
 use crate::time::Micros;
 
 /// By how much a timeout may seem early, because a message was on its way for some time.
@@ -109,6 +110,8 @@ struct SeenMessage {
     is_forwarded: bool,
     /// A job that the broker gives to one worker, and does not keep. Consumers of other protocols settle it.
     runs_once: bool,
+    /// The key of a job, of which workers run a limited number at a time.
+    key: Option<u32>,
     /// Settled before a calm, or long enough before a crash.
     is_over: bool,
     /// A crash came too soon after its latest settlement, and may have undone it.
@@ -167,6 +170,8 @@ struct QueueRules {
     keeps_expired: bool,
     /// Whether it may reject a message for another reason than a faulty disk: a handler refuses it, or an operator has limited it.
     may_reject: bool,
+    /// How many jobs with the same key its workers run at a time.
+    concurrency: Option<u32>,
     /// Whether it rejects messages after a restart, until the program registers its handler.
     awaits_handler: bool,
     /// The index of its dead-letter queue.
@@ -206,6 +211,7 @@ impl Oracle {
             was_removed: false,
             keeps_expired: queue.handler.is_some_and(|handler| handler.keeps_expired()),
             may_reject: queue.handler.is_some_and(|handler| handler.refuses + handler.fails > 0),
+            concurrency: queue.concurrency,
             awaits_handler: queue.handler.is_some_and(|handler| handler.registered_after > 0),
             dead_letter: queue.dead_letter.as_ref().and_then(|(_, address)| index_of(address)),
             moved_to: Vec::new(),
@@ -447,6 +453,7 @@ impl Oracle {
         if self.queues[queue].status != Status::Broadcast {
             self.check_prefetch(queue, link, now);
         }
+        self.check_key(copy, queue, link);
     }
 
     // ---- Rules -------------------------------------------------------------------------------------------------
@@ -483,8 +490,9 @@ impl Oracle {
 
     fn check_order(&mut self, copy: usize, address: &str, link: ConnectionId, repeated: bool) {
         let message = &self.messages[copy];
-        let is_first =
-            !repeated && message.deliveries.is_empty() && !message.is_repeated && !message.was_moved;
+        // A job waits until there is room for its key, and others overtake it.
+        let may_be_late = message.is_repeated || message.was_moved || message.key.is_some();
+        let is_first = !repeated && message.deliveries.is_empty() && !may_be_late;
         // A router that chooses one queue passes a message on to the next one if the first one is missing or full, or its disk
         // refuses the message. Later messages overtake it meanwhile.
         let may_reject = message.queues.iter().any(|queue| {
@@ -505,25 +513,6 @@ impl Oracle {
             let text =
                 format!("{address} delivers message {label} for the first time after message {earlier}");
             self.find("order", text);
-        }
-    }
-
-    fn check_prefetch(&mut self, queue: usize, link: ConnectionId, now: Micros) {
-        let Some(seen) = self.links.get(&link).filter(|link| !link.is_doubtful) else { return };
-        let in_flight = self.messages.iter().filter(|message| {
-            let mine = message.deliveries.iter().rev().find(|delivery| delivery.link == link);
-            mine.is_some_and(|delivery| {
-                delivery.outcome.is_none() && now + TRANSIT_MAX < delivery.at + ACKNOWLEDGE_TIMEOUT
-            })
-        });
-        let (in_flight, prefetch) = (in_flight.count(), seen.prefetch as usize);
-        if in_flight > prefetch {
-            let address = &self.queues[queue].address;
-            let text = format!(
-                "connection {} has {in_flight} unsettled messages of {address}, prefetch {prefetch}",
-                link.0
-            );
-            self.find("prefetch", text);
         }
     }
 

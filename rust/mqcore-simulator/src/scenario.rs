@@ -77,6 +77,8 @@ pub struct SimulatedQueue {
     pub deduplicates: bool,
     /// The delivery handler that decides some of the steps of its messages. `None`: a policy decides all of them.
     pub handler: Option<SimulatedHandler>,
+    /// How many jobs with the same key its workers run at a time. `None`: its jobs have no keys.
+    pub concurrency: Option<u32>,
 }
 
 /// Terms that a producer sets for a message. Only TMQP has them.
@@ -285,6 +287,12 @@ impl SimulatedQueue {
 }
 
 impl Scenario {
+    /// The seed of another scenario, in which handlers, nodes, routes, schedules and limits meet.
+    #[must_use]
+    pub fn crowded(seed: u64) -> u64 {
+        seed | choose::CROWDED
+    }
+
     /// The number of disks: one for each shard, and those of the journals of limits and of schedules.
     #[must_use]
     pub fn disks(&self) -> usize {

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::time::Timestamp;
 use mqcore_limiter::limiter::Limiter;
 use mqcore_limiter::time::Nanos;
 use mqcore_session::any::{AnySession, ListenerTerms};
 use mqcore_session::eventmq::EventmqSession;
+use mqcore_session::eventmq::ledger::{EndedJob, JobBoard, JobLedger, LedgerRequest};
 use mqcore_session::eventmq::shared::EventmqShared;
 use mqcore_session::node::NodeTerms;
 use mqcore_session::session::SessionConfig;
@@ -14,6 +16,20 @@ use mqcore_session::throttr::ThrottrSession;
 use mqcore_session::throttr::shared::ThrottrShared;
 
 use crate::schedules::SimulatedPort;
+
+/// Which jobs run. No client asks for results, cancellations or flows.
+#[derive(Debug, Default)]
+struct RunningJobs(Arc<JobBoard>);
+
+impl JobLedger for RunningJobs {
+    fn board(&self) -> &Arc<JobBoard> {
+        &self.0
+    }
+
+    fn ended(&self, _: EndedJob) {}
+
+    fn request(&self, _: ConnectionId, _: LedgerRequest) {}
+}
 
 /// State that sessions of one protocol share.
 pub(crate) struct SharedSessions {
@@ -27,9 +43,11 @@ impl SharedSessions {
     /// The state of a broker that starts. `seed` makes the ids that clients see.
     pub(crate) fn new(seed: u64, limiter: &Arc<Limiter>, now: Nanos) -> Self {
         let node = NodeTerms { id: "upstream".to_owned(), accepts: true, ..NodeTerms::default() };
+        let eventmq = Arc::new(EventmqShared::new(seed, Some("at-least-once".into())));
+        eventmq.keep_jobs(Arc::new(RunningJobs::default()));
         Self {
             node: Arc::new(node),
-            eventmq: Arc::new(EventmqShared::new(seed, Some("at-least-once".into()))),
+            eventmq,
             throttr: Arc::new(ThrottrShared::new(Arc::clone(limiter), 0, now, [seed, now.0])),
         }
     }

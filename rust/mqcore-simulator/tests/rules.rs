@@ -38,6 +38,7 @@ fn scenario(seed: u64, durability: Durability, steps: Vec<(u64, ScenarioStep)>) 
             dead_letter: None,
             deduplicates: false,
             handler: None,
+            concurrency: None,
         }],
         routes: Vec::new(),
         limits: Vec::new(),

@@ -52,11 +52,21 @@ impl EventMqSide {
         bytes
     }
 
-    /// Requests a job. `is_kept`: the broker keeps it until a worker has finished it. Otherwise it gives it to one worker.
-    pub(super) fn request(address: &str, label: u32, body: &str, is_kept: bool) -> Vec<u8> {
+    /// Requests a job. `is_kept`: the broker keeps it until a worker has finished it. Otherwise it gives it to one worker. `key`:
+    /// its key, and how many jobs with that run at a time.
+    pub(super) fn request(
+        address: &str,
+        label: u32,
+        body: &str,
+        is_kept: bool,
+        key: Option<(u32, u32)>,
+    ) -> Vec<u8> {
+        let guarantee = if is_kept { ",guarantee" } else { "" };
+        let key = key.map(|(key, most)| format!(",concurrency:k{key},concurrency-max:{most}"));
+        let headers = format!("reply-requested{guarantee}{}", key.unwrap_or_default());
         let job = Job {
             queue: address.as_bytes(),
-            headers: if is_kept { b"reply-requested,guarantee" } else { b"reply-requested" },
+            headers: headers.as_bytes(),
             body: body.as_bytes(),
             extra: Vec::new(),
         };

@@ -7,6 +7,11 @@ use crate::oracle::labels::SeenPublish;
 use crate::scenario::{ClientRole, PublishTerms, RouteKind, Target};
 use crate::scene::Scene;
 
+/// The key of a job, in a queue whose jobs have keys. Every third has none.
+fn key_of(label: u32) -> Option<u32> {
+    (label % 3 < 2).then_some(label % 3)
+}
+
 impl SimulatedPeer {
     /// The event to which an MQKS client publishes.
     pub(super) fn event(&self) -> String {
@@ -34,8 +39,14 @@ impl SimulatedPeer {
         let label = scene.oracle.published(publish, scene.now);
         scene.note(format_args!("client {} publishes {}", self.index, message_id(label, 0)));
         self.published.push((label, size, terms));
-        if self.requests_jobs() && self.random.one_in(3) {
-            scene.oracle.runs_once(label);
+        if self.requests_jobs() {
+            if self.random.one_in(3) {
+                scene.oracle.runs_once(label);
+            }
+            if let Some(key) = self.concurrency.and_then(|_| key_of(label)) {
+                scene.note(format_args!("{} has key {key}", message_id(label, 0)));
+                scene.oracle.keyed(label, key);
+            }
         }
         self.send_message(label, size, terms, scene);
     }
@@ -86,7 +97,8 @@ impl SimulatedPeer {
             }
             (Dialect::Mqks(_), _) => mqks::publish(&event, label, &body),
             (Dialect::EventMq(_), None) => {
-                EventMqSide::request(&address, label, &body, !scene.oracle.is_run_once(label))
+                let key = self.concurrency.and_then(|most| Some((key_of(label)?, most)));
+                EventMqSide::request(&address, label, &body, !scene.oracle.is_run_once(label), key)
             }
             (Dialect::EventMq(_), Some((index, route))) => {
                 EventMqSide::publish(&route.name(*index), label, &body)

@@ -70,6 +70,7 @@ impl Oracle {
                 was_cleared: false,
                 is_forwarded: false,
                 runs_once: false,
+                key: None,
                 is_over: false,
                 is_undone: false,
                 is_doubtful: false,
@@ -182,6 +183,12 @@ impl Oracle {
     pub(crate) fn runs_once(&mut self, label: u32) {
         let copies = self.labels[label as usize].copies.clone();
         self.messages[copies].iter_mut().for_each(|message| message.runs_once = true);
+    }
+
+    /// A job has a key.
+    pub(crate) fn keyed(&mut self, label: u32, key: u32) {
+        let copies = self.labels[label as usize].copies.clone();
+        self.messages[copies].iter_mut().for_each(|message| message.key = Some(key));
     }
 
     pub(crate) fn is_run_once(&self, label: u32) -> bool {

@@ -38,6 +38,47 @@ impl Oracle {
         message.deliveries.iter().any(|delivery| self.is_worker(delivery.link))
     }
 
+    pub(super) fn check_prefetch(&mut self, queue: usize, link: ConnectionId, now: Micros) {
+        let Some(seen) = self.links.get(&link).filter(|link| !link.is_doubtful) else { return };
+        let in_flight = self.messages.iter().filter(|message| {
+            let mine = message.deliveries.iter().rev().find(|delivery| delivery.link == link);
+            mine.is_some_and(|delivery| {
+                delivery.outcome.is_none() && now + TRANSIT_MAX < delivery.at + ACKNOWLEDGE_TIMEOUT
+            })
+        });
+        let (in_flight, prefetch) = (in_flight.count(), seen.prefetch as usize);
+        if in_flight > prefetch {
+            let address = &self.queues[queue].address;
+            let text = format!(
+                "connection {} has {in_flight} unsettled messages of {address}, prefetch {prefetch}",
+                link.0
+            );
+            self.find("prefetch", text);
+        }
+    }
+
+    /// A worker receives a job: with it, workers run no more jobs with its key than they may.
+    pub(super) fn check_key(&mut self, copy: usize, queue: usize, link: ConnectionId) {
+        let Some((key, most)) = self.messages[copy].key.zip(self.queues[queue].concurrency) else { return };
+        let runs = |delivery: &SeenDelivery| {
+            let is_open = |link: &SeenLink| link.is_worker && link.ended.is_none() && !link.is_doubtful;
+            delivery.outcome.is_none() && self.links.get(&delivery.link).is_some_and(is_open)
+        };
+        if !self.is_worker(link) {
+            return;
+        }
+        let of_key = self.messages.iter().filter(|message| {
+            message.key == Some(key) && message.queues == [queue] && message.deliveries.iter().any(runs)
+        });
+        let running = of_key.count();
+        if running > most as usize {
+            let address = &self.queues[queue].address;
+            let text =
+                format!("workers run {running} jobs of {address} with key {key} at a time, limit {most}");
+            self.find("concurrency", text);
+        }
+    }
+
     /// Why an earlier delivery forbids another one now.
     pub(super) fn doubled(
         &self,

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::oracle::labels::SeenPublish;
-use crate::scenario::{RouteKind, SimulatedQueue};
+use crate::scenario::{ACKNOWLEDGE_TIMEOUT, RouteKind, SimulatedQueue};
 use mqcore_broker::model::router::RouterMethod;
 
 const LINK: ConnectionId = ConnectionId(1);
@@ -25,6 +25,7 @@ fn oracle() -> Oracle {
         dead_letter: None,
         deduplicates: false,
         handler: None,
+        concurrency: Some(1),
     };
     let topic = SimulatedRoute { kind: RouteKind::Topic { by_pattern: false }, queues: vec![0, 1] };
     let router = SimulatedRoute { kind: RouteKind::Router(RouterMethod::RoundRobin), queues: vec![0, 1] };
@@ -192,6 +193,29 @@ fn a_third_message_exceeds_a_prefetch_of_two() {
         oracle.delivered(label, 0, LINK, false, LATER);
     }
     assert_eq!(rule(&oracle), Some("prefetch"));
+}
+
+#[test]
+fn workers_run_no_more_jobs_with_one_key_than_they_may() {
+    let second = |between: &dyn Fn(&mut Oracle), key: Option<u32>| {
+        let mut oracle = oracle();
+        [LINK, OTHER].into_iter().for_each(|link| oracle.works(link));
+        oracle.keyed(0, 1);
+        key.into_iter().for_each(|key| oracle.keyed(1, key));
+        oracle.delivered(0, 0, LINK, false, LATER);
+        between(&mut oracle);
+        oracle.delivered(1, 0, OTHER, false, LATER);
+        rule(&oracle)
+    };
+    assert_eq!(second(&|_| {}, Some(1)), Some("concurrency"));
+    assert_eq!(second(&|_| {}, Some(2)), None, "another key");
+    assert_eq!(second(&|_| {}, None), None, "no key");
+    assert_eq!(
+        second(&|oracle| oracle.settled(0, LINK, false, 10), Some(1)),
+        None,
+        "the first one has ended"
+    );
+    assert_eq!(second(&|oracle| oracle.closed(LINK, 0, LATER), Some(1)), None, "its worker is gone");
 }
 
 #[test]

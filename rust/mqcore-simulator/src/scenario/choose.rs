@@ -32,6 +32,53 @@ enum Emphasis {
     Connections,
 }
 
+/// Seeds with this bit have crowded scenarios.
+pub(super) const CROWDED: u64 = 1 << 40;
+
+/// How rare each area is: 1 of so many scenarios has it.
+#[derive(Debug, Clone, Copy)]
+struct Odds {
+    schedules: u64,
+    routes: u64,
+    limits: u64,
+    handlers: u64,
+    nodes: u64,
+    redefinitions: u64,
+    /// Queues whose jobs have keys: 1 of so many; 0: none.
+    keys: u64,
+    /// Steps of a scenario of the kind that it emphasizes: 1 of so many.
+    emphasized: u64,
+}
+
+impl Odds {
+    /// Most scenarios have a few areas, so that what they find is easy to understand.
+    const SPARSE: Self = Self {
+        schedules: 4,
+        routes: 2,
+        limits: 3,
+        handlers: 4,
+        nodes: 3,
+        redefinitions: 4,
+        keys: 0,
+        emphasized: 8,
+    };
+    /// Most scenarios have nearly all of them, so that they meet.
+    const CROWDED: Self = Self {
+        schedules: 2,
+        routes: 1,
+        limits: 3,
+        handlers: 1,
+        nodes: 1,
+        redefinitions: 2,
+        keys: 2,
+        emphasized: 4,
+    };
+
+    fn of_seed(seed: u64) -> Self {
+        if seed & CROWDED == 0 { Self::SPARSE } else { Self::CROWDED }
+    }
+}
+
 impl Emphasis {
     fn choose(random: &mut Random) -> Self {
         match random.below(12) {
@@ -80,9 +127,10 @@ impl Emphasis {
 }
 
 impl Scenario {
-    /// The scenario of a seed.
+    /// The scenario of a seed. Seeds of [`Scenario::crowded`] have more areas at once.
     #[must_use]
     pub fn of_seed(seed: u64) -> Self {
+        let odds = Odds::of_seed(seed);
         let mut random = Random::new(seed);
         let emphasis = Emphasis::choose(&mut random);
         let shards = 1 + random.index(3);
@@ -99,20 +147,20 @@ impl Scenario {
             clients: Vec::new(),
             steps: Vec::new(),
         };
-        if random.one_in(4) {
+        if random.one_in(odds.schedules) {
             for _ in 0..=random.index(2) {
                 let queue = scenario.queues.len();
                 scenario.queues.push(queue_of_jobs(&mut random, queue));
                 scenario.schedules.push(SimulatedSchedule::choose(&mut random, queue));
             }
         }
-        if random.one_in(2) {
+        if random.one_in(odds.routes) {
             scenario.routes = routes(&mut random, &scenario);
         }
-        if random.one_in(3) {
+        if random.one_in(odds.limits) {
             scenario.limits = (0..=random.index(3)).map(|_| SimulatedLimit::choose(&mut random)).collect();
         }
-        if random.one_in(4) {
+        if random.one_in(odds.handlers) {
             for (index, queue) in scenario.queues.iter_mut().enumerate() {
                 if random.one_in(2) {
                     // These drop what no consumer may have, and the oracle expects all runs of schedules.
@@ -127,7 +175,7 @@ impl Scenario {
                 }
             }
         }
-        scenario.clients = clients(&mut random, &scenario);
+        scenario.clients = clients(&mut random, &scenario, odds);
         if emphasis == Emphasis::DeadLetters {
             for client in &mut scenario.clients {
                 if let ClientRole::Consumer(_, behavior) = &mut client.role {
@@ -145,9 +193,10 @@ impl Scenario {
         let pace = if is_quick { 2_000 } else { [2_000, 20_000, 400_000][random.index(3)] };
         // Requests for limits and schedules are added to the steps with messages, rather than replacing them.
         let areas = usize::from(!scenario.limits.is_empty()) + usize::from(!scenario.schedules.is_empty());
-        let redefines = random.one_in(4);
+        let redefines = random.one_in(odds.redefinitions);
         for _ in 0..10 + random.below(50) + 12 * areas as u64 {
-            let emphasized = if random.one_in(8) { emphasis.step(&mut random, &scenario) } else { None };
+            let emphasized =
+                if random.one_in(odds.emphasized) { emphasis.step(&mut random, &scenario) } else { None };
             let redefined = redefines && random.one_in(10);
             let step = match emphasized {
                 Some(step) => step,
@@ -158,6 +207,11 @@ impl Scenario {
                 None => step(&mut random, &scenario),
             };
             scenario.steps.push((random.below(pace), step));
+        }
+        if odds.keys > 0 {
+            for queue in scenario.queues.iter_mut().filter(|queue| queue.status == Status::RoundRobin) {
+                queue.concurrency = random.one_in(odds.keys).then(|| 1 + random.below(2) as u32);
+            }
         }
         scenario
     }
@@ -206,6 +260,7 @@ fn queue(random: &mut Random, number: usize) -> SimulatedQueue {
         dead_letter: None,
         deduplicates: random.one_in(3),
         handler: None,
+        concurrency: None,
     }
 }
 
@@ -245,7 +300,7 @@ fn routes(random: &mut Random, scenario: &Scenario) -> Vec<SimulatedRoute> {
     (0..=random.index(2)).map(|_| route(random)).collect()
 }
 
-fn clients(random: &mut Random, scenario: &Scenario) -> Vec<SimulatedClient> {
+fn clients(random: &mut Random, scenario: &Scenario, odds: Odds) -> Vec<SimulatedClient> {
     let mut clients = Vec::new();
     for (queue, SimulatedQueue { status, .. }) in scenario.queues.iter().enumerate() {
         for _ in 0..=random.index(2) {
@@ -271,7 +326,7 @@ fn clients(random: &mut Random, scenario: &Scenario) -> Vec<SimulatedClient> {
             }
         }
     }
-    if random.one_in(3) && !scenario.forwarded().is_empty() {
+    if random.one_in(odds.nodes) && !scenario.forwarded().is_empty() {
         let node = SimulatedClient { protocol: Protocol::Tmqp, role: ClientRole::Node };
         clients.extend((0..=random.index(2)).map(|_| node.clone()));
     }
