@@ -67,6 +67,23 @@ async def test_policy_decides_about_messages_whose_handler_raises(
         ]
 
 
+async def test_settle_waits_for_the_acknowledgement_of_a_handler_that_ends_meanwhile() -> None:
+    app = App()
+    chance = random.Random(SEED)
+
+    @app.subscriber("orders/1", queue_options=QueueOptions(), ack_policy=AckPolicy.REJECT_ON_ERROR)
+    async def handle(order: Order) -> None:
+        await asyncio.sleep(chance.uniform(0, 0.004))
+        raise ValueError("no stock")
+
+    async with TestBroker(app) as mq:
+        for number in range(1, by_depth(100, 2_000) + 1):
+            await app.publish("orders/1", Order(number))
+            await asyncio.sleep(chance.uniform(0, 0.002))
+            await mq.settle()
+            assert mq.stats().queue("orders/1").acks == number, f"seed {SEED}"
+
+
 async def test_manual_policy_leaves_settling_to_the_handler() -> None:
     app = App()
 

@@ -232,6 +232,8 @@ class TestBroker(Broker):
         deadline = time.monotonic() + seconds(timeout)
         while True:
             before = sum(app._taken for app in self._apps)
+            # A handler that ends meanwhile may settle its message when the broker has already been waited for.
+            were_idle = not any(app._is_busy for app in self._apps)
             # The broker first reads all that the clients of apps have sent, and delivers what follows from it.
             await self._reach_apps()
             await asyncio.to_thread(self._core.settle, max(0.0, deadline - time.monotonic()))
@@ -241,7 +243,7 @@ class TestBroker(Broker):
                     described = "; ".join(app._describe_running() for app in running)
                     raise TimeoutError(f"handlers still run after {seconds(timeout):g} s: {described}")
                 await asyncio.sleep(_POLL_SECONDS)
-            if sum(app._taken for app in self._apps) == before:
+            if were_idle and sum(app._taken for app in self._apps) == before:
                 return
 
     async def _reach_apps(self) -> None:

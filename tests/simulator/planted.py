@@ -154,11 +154,11 @@ BUGS: Final = (
         "                EntryChange::Put(kept) => {\n",
     ),
     Bug(
-        "extended-limit",
-        "a clock that was set back extends limits at the second restart",
+        "unsaved-limit-after-jump",
+        "limits are not saved after a start with a clock that was set back",
         "rust/mqcore-state/src/limits.rs",
-        "if back > 0 {\n            // The next save",
-        "if back > 0 && !CONDITION {\n            // The next save",
+        "if was_set_back {\n            // All entries",
+        "if was_set_back && !CONDITION {\n            // All entries",
     ),
     Bug(
         "unsaved-run",
