@@ -159,3 +159,35 @@ async def test_message_that_expires_while_its_handler_decides_is_not_delivered()
             assert (await anext(messages)).raw == b"new"
         assert asked >= 2
         assert broker.stats().queue("work/1").normal == 0
+
+
+async def test_messages_that_a_consumer_returns_while_a_handler_decides_are_delivered_again() -> None:
+    goes_on = asyncio.Event()
+
+    class Slow(DeliveryHandler):
+        async def end_send(self, queue: Any, message: Any) -> Decision:
+            await goes_on.wait()
+            return Decision()
+
+    broker = mqcore.Broker()
+    broker.delivery_handlers["slow"] = Slow()
+    bodies = [f"{number}".encode() for number in range(20)]
+    options = QueueOptions(status=QueueStatus.ROUND_ROBIN, request_acknowledge=True, delivery_handler="slow")
+    async with broker, mqcore.connect(broker) as mq, asyncio.timeout(LIMIT):
+        await mq.declare("work", 1, options)
+        for body in bodies:
+            await mq.publish("work/1", body, confirm=False)
+        async with mqcore.connect(broker) as leaving:
+            async with leaving.queue("work/1").consume(prefetch=50) as messages:
+                first = await anext(messages)
+                await first.ack()
+            # Closing has returned the others, which no program has seen.
+        goes_on.set()
+        received = []
+        async with mq.queue("work/1").consume(prefetch=50) as messages:
+            async for message in messages:
+                received.append(message.raw)
+                await message.ack()
+                if len(received) == len(bodies) - 1:
+                    break
+        assert (first.raw, received) == (bodies[0], bodies[1:])

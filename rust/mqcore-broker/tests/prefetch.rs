@@ -475,6 +475,39 @@ fn a_returned_message_that_another_consumer_has_is_settled_by_that_one() {
     assert_eq!(world.delivered(), [""; 0]);
 }
 
+#[test]
+fn a_message_that_is_returned_while_a_handler_decides_about_its_delivery_is_delivered_again() {
+    for (step, status) in [
+        (Step::ConsumerReceived, Status::RoundRobin),
+        (Step::EndSend, Status::RoundRobin),
+        (Step::EndSend, Status::Push),
+    ] {
+        let mut world = World::new();
+        world.broker.register_handler(handler("asks", &[step]));
+        let (producer, one, two) = (world.client("producer"), world.client("one"), world.client("two"));
+        let options = QueueChanges { delivery_handler: Some("asks".into()), ..acknowledged(status) };
+        world.create(&producer, "orders/1", options);
+        world.join_queues(&one, &[1], 10).unwrap();
+        for id in ["a", "b", "c"] {
+            world.publish(&producer, "orders/1", id);
+        }
+        assert_eq!(world.delivered(), ["one:a", "one:b", "one:c"], "{step:?}");
+        world.leave_queues(&one, &[1]).unwrap();
+        world.ack(&one, "orders/1", "a");
+        for id in ["c", "b"] {
+            world.give_back(&one, "orders/1", id);
+        }
+        while !world.questions.is_empty() {
+            world.answer(step, ALLOW);
+        }
+        assert_eq!(world.stored("orders/1"), 2, "{step:?}: only the acknowledged message is gone");
+        world.join_queues(&two, &[1], 10).unwrap();
+        let seen = world.seen();
+        assert_eq!(seen.len(), 2, "{step:?}: {seen:?}");
+        assert!(seen.iter().all(|(client, _, first)| client == "two" && *first), "{step:?}: {seen:?}");
+    }
+}
+
 /// Publishes a message with an id that other messages may have too.
 fn publish_body(world: &mut World, client: &Arc<Client>, id: &str, body: &str) {
     let properties = Properties { hops: 15, content_type: 1, ..Properties::default() };

@@ -56,6 +56,9 @@ pub(crate) struct Released {
     pub(crate) held: Outstanding,
     /// If it is requeued, it is not delivered before this time.
     pub(crate) not_before: Timestamp,
+    /// A consumer returned it before its program saw it: when it may be delivered again, unless another consumer or a handler
+    /// has decided what happens to it.
+    pub(crate) unstarted: Option<Timestamp>,
     /// Why the last delivery that failed did so.
     pub(crate) error: Option<Box<str>>,
 }
@@ -96,6 +99,9 @@ pub(crate) struct Deliveries {
     deadlines: VecDeque<(Timestamp, usize, u64)>,
     /// Messages of `outstanding` that a consumer wants redelivered only after a time; usually few.
     postponed: HashMap<usize, Timestamp>,
+    /// Messages of `outstanding` that a consumer returned before its program saw them, and when they may be delivered again;
+    /// usually few.
+    unstarted: HashMap<usize, Timestamp>,
     /// Messages of `outstanding` of which a delivery failed, with the reason; usually few.
     errors: HashMap<usize, Box<str>>,
     /// Later deadlines of deliveries whose consumers asked for more time, by serial. Their entries in `deadlines`
@@ -119,6 +125,7 @@ impl Deliveries {
             by_message: HashTable::new(),
             deadlines: VecDeque::new(),
             postponed: HashMap::default(),
+            unstarted: HashMap::default(),
             errors: HashMap::default(),
             extended: HashMap::default(),
             serial: 0,
@@ -181,6 +188,12 @@ impl Deliveries {
         *latest = until.max(*latest);
     }
 
+    /// A consumer returned the message before its program saw it. It may be delivered again from this time on.
+    pub(crate) fn return_unstarted(&mut self, outstanding: usize, not_before: Timestamp) {
+        let latest = self.unstarted.entry(outstanding).or_default();
+        *latest = not_before.max(*latest);
+    }
+
     /// A delivery of the message failed for this reason.
     pub(crate) fn failed(&mut self, outstanding: usize, reason: &str) {
         self.errors.insert(outstanding, reason.into());
@@ -196,8 +209,9 @@ impl Deliveries {
         }
         let held = self.outstanding.remove(outstanding);
         let postponed = if self.postponed.is_empty() { None } else { self.postponed.remove(&outstanding) };
+        let unstarted = if self.unstarted.is_empty() { None } else { self.unstarted.remove(&outstanding) };
         let error = if self.errors.is_empty() { None } else { self.errors.remove(&outstanding) };
-        Some(Released { held, not_before: postponed.unwrap_or_default(), error })
+        Some(Released { held, not_before: postponed.unwrap_or_default(), unstarted, error })
     }
 
     /// Adds a delivery to `consumer` that is made now, to acknowledge by `deadline`.
@@ -395,6 +409,7 @@ impl Deliveries {
         self.windows.clear();
         self.progress.clear();
         self.postponed.clear();
+        self.unstarted.clear();
         self.errors.clear();
         self.extended.clear();
         self.by_message.clear();

@@ -8,7 +8,7 @@ use crate::model::options::Status;
 use crate::model::time::Timestamp;
 use crate::queue::Queue;
 use crate::queue::delayed::Awaits;
-use crate::queue::delivery::{Delivery, Disposition, Released};
+use crate::queue::delivery::Delivery;
 use crate::queue::members::ConsumerKey;
 use crate::queue::ready::Unlisted;
 
@@ -48,24 +48,25 @@ impl Queue {
     }
 
     /// A consumer returns a message that no program has seen. It is requeued at its old position, at once or at
-    /// `not_before`, and the attempt does not count. If other consumers have the message too, they decide what happens to it.
+    /// `not_before`, and the attempt does not count. If other consumers have the message too, they decide what happens to it. If
+    /// a handler still decides about its delivery, it is requeued after that.
     pub(crate) fn returned(&mut self, delivery: &Delivery, not_before: Timestamp, context: &mut Context<'_>) {
         if delivery.consumer.terms.window > 0 {
             self.schedule(context);
         }
-        let Some(released) = self.deliveries.release(delivery.outstanding()) else { return };
-        let held = &released.held;
-        let undecided = held.requeue == PutBack::No && held.disposition == Disposition::Done;
-        if held.acked || !undecided {
-            return self.close(released, context);
+        self.deliveries.return_unstarted(delivery.outstanding(), not_before);
+        if let Some(released) = self.deliveries.release(delivery.outstanding()) {
+            self.close(released, context);
         }
-        let Released { held, .. } = released;
-        self.requeue_unstarted(held.entry, not_before, context);
-        self.schedule(context);
     }
 
     /// Requeues a message at its old position as if it had not been delivered.
-    fn requeue_unstarted(&mut self, mut entry: Entry, not_before: Timestamp, context: &mut Context<'_>) {
+    pub(super) fn requeue_unstarted(
+        &mut self,
+        mut entry: Entry,
+        not_before: Timestamp,
+        context: &mut Context<'_>,
+    ) {
         entry.attempts = entry.attempts.saturating_sub(1);
         let is_live = entry.deadline > context.now;
         if not_before > context.now

@@ -271,7 +271,7 @@ impl Queue {
     /// Finishes a message whose last holder has released it.
     pub(crate) fn close(
         &mut self,
-        Released { held, not_before, error }: Released,
+        Released { held, not_before, unstarted, error }: Released,
         context: &mut Context<'_>,
     ) {
         let error = error.as_deref();
@@ -280,10 +280,11 @@ impl Queue {
         } else if held.acked {
             self.remove(held.entry, context);
         } else {
-            match held.disposition {
-                Disposition::Done => self.remove(held.entry, context),
-                Disposition::Refused => self.discard(held.entry, DropReason::Refused, context),
-                Disposition::Failed => self.dead_letter(held.entry, DropReason::Limit, error, context),
+            match (held.disposition, unstarted) {
+                (Disposition::Done, Some(until)) => self.requeue_unstarted(held.entry, until, context),
+                (Disposition::Done, None) => self.remove(held.entry, context),
+                (Disposition::Refused, _) => self.discard(held.entry, DropReason::Refused, context),
+                (Disposition::Failed, _) => self.dead_letter(held.entry, DropReason::Limit, error, context),
             }
         }
         // Messages that waited for the acknowledgement may be delivered now.
