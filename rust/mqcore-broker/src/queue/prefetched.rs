@@ -48,15 +48,16 @@ impl Queue {
     }
 
     /// A consumer returns a message that no program has seen. It is requeued at its old position, at once or at
-    /// `not_before`, and the attempt does not count. If other consumers have the message too, they decide what happens to it. If
-    /// a handler still decides about its delivery, it is requeued after that.
+    /// `not_before`, and the attempt does not count. If other consumers have the message too, they decide what happens to it. A
+    /// handler that still decides about the delivery is asked again about the next one.
     pub(crate) fn returned(&mut self, delivery: &Delivery, not_before: Timestamp, context: &mut Context<'_>) {
         if delivery.consumer.terms.window > 0 {
             self.schedule(context);
         }
         self.deliveries.return_unstarted(delivery.outstanding(), not_before);
-        if let Some(released) = self.deliveries.release(delivery.outstanding()) {
-            self.close(released, context);
+        match self.deliveries.release(delivery.outstanding()) {
+            Some(released) => self.close(released, context),
+            None => self.end_flow_of(delivery.outstanding(), context),
         }
     }
 

@@ -444,6 +444,22 @@ impl Queue {
         }
     }
 
+    /// Ends the flow of a message that its consumers have returned, although a handler still decides about it: messages keep
+    /// their order only if they are requeued when they are returned. No effect if a consumer has it, or may still get it.
+    pub(crate) fn end_flow_of(&mut self, outstanding: usize, context: &mut Context<'_>) {
+        if self.deliveries.get(outstanding).holders > 1 {
+            return;
+        }
+        let is_over = |slot: &FlowSlot| matches!(slot, FlowSlot::Parked(flow) if flow.held == outstanding && flow.sent > 0 && flow.written);
+        let Some(place) = self.flows.slots.iter().position(is_over) else { return };
+        let number = self.flows.first + place as u64;
+        if let Some(flow) = self.flows.take(number) {
+            self.finish(*flow, FlowEnd::Decided, context);
+            // The handler's answer is ignored.
+            self.flows.set(number, FlowSlot::Done);
+        }
+    }
+
     /// Without a consumer, a message goes back to the head of the queue. So do the flows that began
     /// after it and have reached no consumer, the last one first. Otherwise each would be put before
     /// the one that it followed.
