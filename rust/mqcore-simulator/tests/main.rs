@@ -7,23 +7,33 @@ use mqcore_simulator::scenario::Scenario;
 use mqcore_testkit::seeds;
 
 /// Seeds that have found something.
-const REPAIRED: [u64; 13] = [
+const REPAIRED: [u64; 16] = [
     // The operator restored a paused queue before its dead-letter queue, and did not notice that the broker refused.
     20_144_333,
     // The oracle took a message for gone that waited behind the runs of a schedule for longer than a calm.
     30_113_598,
     // A message that a full disk did not save replaced the saved message of a cache for good.
-    40_083_410, 30_270_627,
+    40_083_410,
+    30_270_627,
     // A downstream broker's messages between a deferred one and one that a crash had kept counted as done.
     60_823_265,
     // A consumer that joined while a handler decided got more messages than its prefetch.
-    60_588_854, 60_737_534,
+    60_588_854,
+    60_737_534,
     // A power failure during the first save after the clock was set back moved limits back twice.
-    60_838_551, 60_960_285,
+    60_838_551,
+    60_960_285,
+    // A message that its consumer returned while a handler decided about its delivery was removed, or lost its order.
+    1_099_517_627_987,
+    1_099_520_628_107,
     // The oracle took a settlement for processed that the broker had not read when the connection was cut.
     60_819_461,
     // It expected a message in a queue of a router that took none yet, because its handler was not registered.
-    60_220_921, 60_385_213, 60_672_282,
+    60_220_921,
+    60_385_213,
+    60_672_282,
+    // It overlooked runs of a schedule that were due later than the clock showed, which had been set back.
+    1_099_521_629_595,
 ];
 
 #[test]

@@ -187,7 +187,8 @@ impl SeenSchedules {
         let twin = seen.runs.iter().find(|earlier| earlier.due_ms == due_ms);
         let repeats = seen.is_irregular || due_ms <= self.repeats_until_ms;
         let twin = twin.filter(|_| !repeats && seen.begun < 2).copied();
-        let is_late = due_ms + 2 * ARRIVES_MS < system_ms;
+        // A run that is due later than now waited while the clock was set back.
+        let is_late = due_ms.abs_diff(system_ms) > 2 * ARRIVES_MS;
         seen.runs.push(SeenRun { due_ms, fence, id, label, at: now, is_late });
         if self.is_unknown {
             return None;
