@@ -481,6 +481,18 @@ def test_tls_is_verified(tmp_path: Path) -> None:
             kombu.Connection(f"mqcores://{address}", ssl={"ca_cert": "x"}).connect()
 
 
+def test_arguments_of_publish_that_amqp_does_not_know_are_dropped(connection: kombu.Connection) -> None:
+    queue = kombu.Queue("orders", channel=connection)
+    queue.declare()
+    producer = connection.Producer()
+    # Handlers of Celery's signals pass on all their arguments.
+    producer.publish({"a": 1}, routing_key="orders", correlation_id="c", signal=object(), priority=5)
+    message = queue.get(no_ack=True)
+    assert message is not None
+    assert message.payload == {"a": 1}
+    assert message.properties == {"correlation_id": "c", "delivery_mode": 2, "priority": 5}
+
+
 def test_unknown_options_are_named_and_those_of_other_transports_ignored(
     url: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from amqp.basic_message import Message as BasicMessage
 from amqp.protocol import queue_declare_ok_t
 from kombu.exceptions import ChannelError
 from kombu.transport import base
@@ -24,6 +25,9 @@ __all__ = ["Channel", "Message"]
 
 EXCHANGE_TYPES: Final = frozenset(["direct", "fanout", "topic"])
 """The kinds of exchanges that queues can be bound to."""
+
+# AMQP has no others: kombu passes on all arguments of `publish` that it does not know.
+_PROPERTIES: Final = frozenset(name for name, _ in BasicMessage.PROPERTIES)
 
 _UNSTARTED: Final = b"Nack-Reason:consumer-closed\r\nUnstarted:yes\r\n"
 _REQUEUE: Final = b"Nack-Reason:requeued\r\n"
@@ -190,15 +194,16 @@ class Channel(base.StdChannel):
         headers: Mapping[str, Any] | None = None,
         properties: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Return a message for `basic_publish`."""
+        """Return a message for `basic_publish`. Properties that AMQP does not have are dropped, as by its transport."""
+        properties = {name: value for name, value in (properties or {}).items() if name in _PROPERTIES}
         if priority is not None:
-            properties = {**(properties or {}), "priority": priority}
+            properties["priority"] = priority
         return {
             "body": body,
             "content-type": content_type,
             "content-encoding": content_encoding,
             "headers": headers or {},
-            "properties": properties or {},
+            "properties": properties,
         }
 
     def basic_publish(
