@@ -30,7 +30,7 @@ use crate::oracle::limits::LimitReply;
 use crate::oracle::schedules::RunDelivery;
 use crate::scenario::limits::SimulatedLimit;
 use crate::scenario::schedules::SimulatedSchedule;
-use crate::scenario::{ClientRole, PublishTerms, Scenario, SimulatedClient, SimulatedRoute, Target};
+use crate::scenario::{CROWDED, ClientRole, PublishTerms, Scenario, SimulatedClient, SimulatedRoute, Target};
 use crate::scene::Scene;
 use crate::time::Micros;
 
@@ -49,6 +49,8 @@ pub(crate) struct SimulatedPeer {
     queue_status: Status,
     /// The queue drops duplicates.
     deduplicates: bool,
+    /// It returns what it has not settled when it leaves.
+    returns: bool,
     /// How many of the jobs that it requests with the same key run at a time.
     concurrency: Option<u32>,
     /// The route and its index.
@@ -192,6 +194,7 @@ impl SimulatedPeer {
             queue_id: id.parse().unwrap_or_default(),
             queue_status: queue.status,
             deduplicates: queue.deduplicates,
+            returns: scenario.seed & CROWDED != 0,
             concurrency: queue.concurrency,
             route,
             addresses,
@@ -279,6 +282,23 @@ impl SimulatedPeer {
         {
             let work = first.remove();
             self.settle(&work, scene);
+        }
+    }
+
+    /// Returns the messages that it works on, as a consumer does that closes with messages which no program has seen.
+    pub(crate) fn return_unsettled(&mut self, scene: &mut Scene) {
+        let is_tmqp = |link: &&mut Link| matches!(link.dialect, Dialect::Tmqp { .. });
+        let Some(link) = self.link.as_mut().filter(is_tmqp).filter(|_| self.returns && !self.pulls) else {
+            return;
+        };
+        let id = link.id;
+        // The newest goes first, because each is put before all others.
+        for work in std::mem::take(&mut link.work).into_values().rev() {
+            let MessageHandle::Id(handle) = work.handle else { continue };
+            scene.note(format_args!("client {} returns {}", self.index, message_id(work.label, 0)));
+            let bytes = tmqp::return_unstarted(self.queue(), &handle);
+            self.send(&bytes, scene);
+            scene.oracle.settled(work.label, id, false, self.link.as_ref().map_or(0, |link| link.sent));
         }
     }
 

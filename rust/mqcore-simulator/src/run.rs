@@ -302,6 +302,7 @@ impl<'a> Simulation<'a> {
                 // Its request could arrive after the next one.
                 return self.cut(id);
             }
+            self.clients[client].return_unsettled(&mut self.scene);
             self.clients[client].lost(id);
             self.scene.oracle.closed(id, u64::MAX, self.scene.now);
             self.scene.network.read(id, Side::Client, usize::MAX);

@@ -14,6 +14,7 @@ use mqcore_broker::model::options::{DeadLetter, Durability, QueueChanges, Status
 use mqcore_broker::model::router::RouterMethod;
 use mqcore_session::any::Protocol;
 
+pub(crate) use self::choose::CROWDED;
 use self::definitions::QueueChange;
 use self::handlers::SimulatedHandler;
 use self::limits::{LimitAction, SimulatedLimit};
@@ -290,7 +291,7 @@ impl Scenario {
     /// The seed of another scenario, in which handlers, nodes, routes, schedules and limits meet.
     #[must_use]
     pub fn crowded(seed: u64) -> u64 {
-        seed | choose::CROWDED
+        seed | CROWDED
     }
 
     /// The number of disks: one for each shard, and those of the journals of limits and of schedules.

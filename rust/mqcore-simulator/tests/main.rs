@@ -89,6 +89,7 @@ fn runs_exercise_what_they_are_for() {
         "change: Remove",
         "change: Pause",
         " has key ",
+        " returns m",
     ];
     // The rarest of them is in one run of about two hundred.
     for seed in (0..3000).flat_map(|seed| [seed, Scenario::crowded(seed)]) {

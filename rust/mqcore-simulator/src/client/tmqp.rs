@@ -165,6 +165,17 @@ pub(super) fn acknowledge((channel, queue): (&str, u16), id: &[u8], positive: bo
     })
 }
 
+/// Returns a message that no program has seen.
+pub(super) fn return_unstarted((channel, queue): (&str, u16), id: &[u8]) -> Vec<u8> {
+    bytes(&Frame {
+        content_type: queue,
+        id,
+        target: channel.as_bytes(),
+        headers: &headers(&[(key::NACK_REASON, "consumer-closed"), (key::UNSTARTED, VALUE_YES)]),
+        ..Frame::new(Kind::ACKNOWLEDGE)
+    })
+}
+
 /// The meaning of a frame. `queue_status`: that of the queue that the client consumes.
 pub(super) fn received(frame: &Frame<'_>, queue_status: Option<Status>) -> Received {
     match frame.kind {
