@@ -56,10 +56,10 @@ def _run(loop: asyncio.AbstractEventLoop, stopping: threading.Event) -> None:
         run_loop(loop, stopping.is_set, _LOG)
         # Starts the calls that were submitted before the stop, so that canceling them sends an answer.
         loop.run_until_complete(asyncio.sleep(0))
-        tasks = asyncio.all_tasks(loop)
-        for task in tasks:
-            task.cancel()
-        if tasks:
+        # A task that is canceled leaves the coroutines that it has not begun to another one.
+        while tasks := asyncio.all_tasks(loop):
+            for task in tasks:
+                task.cancel()
             loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
     finally:
         loop.close()

@@ -22,9 +22,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from contextvars import Context, copy_context
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+from types import CoroutineType, coroutine
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from mqcore._core import (
     Acknowledgement,
@@ -278,15 +280,22 @@ class LoopRunner:
 
 
 class _AnswerRun:
-    """Answers awaited on the loop: one task for each, one deadline for all, one flush for those that end together."""
+    """Answers awaited on the loop, with one deadline for all, and one flush for those that end together.
+
+    A task runs one coroutine after the other. Only when one waits for something does another task begin with the next
+    coroutine, because a task for each costs more than most handlers.
+    """
 
     __slots__ = (
+        "_context",
+        "_count",
         "_deadline",
         "_failure",
         "_failures",
         "_key",
         "_left",
         "_loop",
+        "_next",
         "_pending",
         "_tasks",
         "_timeout",
@@ -297,34 +306,93 @@ class _AnswerRun:
         self._pending = pending
         self._key = key
         self._timeout = timeout
-        self._left = len(pending)
+        self._next = 0
+        self._count = self._left = len(pending)
         self._failure: tuple[str, BaseException] | None = None
         self._failures = 0
+        # Each coroutine gets a copy, as in a task of its own.
+        self._context = copy_context()
         self._deadline = loop.call_later(timeout, self._cancel)
         # Held here because a loop holds its tasks weakly; their frames hold this object.
-        self._tasks = [loop.create_task(self._answer(index)) for index in range(len(pending))]
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._begin_task()
 
-    async def _answer(self, index: int) -> None:
-        pending = self._pending
+    def _begin_task(self) -> None:
+        """Run the coroutines that no task has begun, if there are any."""
+        if self._next < self._count:
+            task = self._loop.create_task(self._run())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _run(self) -> None:
         task = asyncio.current_task()
+        assert task is not None
+        pending, count, base = self._pending, self._count, self._context
+        while (index := self._next) < count:
+            self._next = index + 1
+            work, context = _coroutine_of(pending.awaitable(index)), base.copy()
+            try:
+                awaited = context.run(work.send, None)
+            except StopIteration as ended:
+                try:
+                    flush = pending.decide(index, ended.value)
+                except Exception as error:
+                    rest = _raise(error)
+                else:
+                    if flush:
+                        self._loop.call_soon(self._flush)
+                    self._ended(1)
+                    continue
+            except BaseException as error:
+                rest = _raise(error)
+            else:
+                self._begin_task()
+                rest = _go_on(work, context, awaited)
+            await self._answer(index, task, rest)
+            if task.cancelling():
+                # It is not for the next coroutine, and a loop that ends must not wait for that one.
+                self._begin_task()
+                return
+
+    async def _answer(self, index: int, task: asyncio.Task[None], rest: Awaitable[object]) -> None:
+        """Await the rest of a coroutine, and settle with its result."""
+        pending = self._pending
         try:
             try:
-                flush = pending.decide(index, await pending.awaitable(index))
+                flush = pending.decide(index, await rest)
             except Exception as exception:
                 answer = pending.thrown(index, exception)
-                flush = answer if isinstance(answer, bool) else pending.recover(index, await answer)
+                if not isinstance(answer, bool):
+                    self._begin_task()
+                    answer = pending.recover(index, await answer)
+                flush = answer
             if flush:
                 self._loop.call_soon(self._flush)
         # A handler that raises SystemExit or KeyboardInterrupt would end the loop, and with it the program.
         except BaseException as unhandled:
             if isinstance(unhandled, asyncio.CancelledError) and ends_task(task, unhandled):
-                unhandled = TimeoutError(f"no answer within {self._timeout} seconds, or the loop has ended")
+                unhandled = self._late()
             self._fail(index, unhandled)
         finally:
-            self._left -= 1
-            if not self._left:
-                self._deadline.cancel()
-                self._tasks.clear()
+            self._ended(1)
+
+    def _late(self) -> TimeoutError:
+        return TimeoutError(f"no answer within {self._timeout} seconds, or the loop has ended")
+
+    def _ended(self, count: int) -> None:
+        self._left -= count
+        if not self._left:
+            self._deadline.cancel()
+
+    def _skip_rest(self) -> None:
+        """Fail what no task has begun."""
+        rest = range(self._next, self._count)
+        self._next = self._count
+        for index in rest:
+            _coroutine_of(self._pending.awaitable(index)).close()
+            self._fail(index, self._late())
+        if rest:
+            self._ended(len(rest))
 
     def _fail(self, index: int, unhandled: BaseException) -> None:
         self._pending.fail(index)
@@ -341,5 +409,37 @@ class _AnswerRun:
             self._failure, self._failures = None, 0
 
     def _cancel(self) -> None:
+        self._skip_rest()
         for task in self._tasks:
             task.cancel()
+
+
+def _coroutine_of(awaitable: Awaitable[_T]) -> Coroutine[Any, Any, _T]:
+    return awaitable if isinstance(awaitable, CoroutineType) else _wait_for(awaitable)
+
+
+async def _wait_for(awaitable: Awaitable[_T]) -> _T:
+    return await awaitable
+
+
+async def _raise(error: BaseException) -> object:
+    raise error
+
+
+@coroutine
+def _go_on(work: Coroutine[Any, Any, _T], context: Context, awaited: object) -> Generator[Any, Any, _T]:
+    """Run the rest of a coroutine like ``await``, in a context; it waits for `awaited`."""
+    while True:
+        thrown: BaseException | None = None
+        value = None
+        try:
+            value = yield awaited
+        except GeneratorExit:
+            work.close()
+            raise
+        except BaseException as error:
+            thrown = error
+        try:
+            awaited = context.run(work.send, value) if thrown is None else context.run(work.throw, thrown)
+        except StopIteration as ended:
+            return ended.value  # type: ignore[no-any-return]
