@@ -177,11 +177,10 @@ async def test_messages_that_a_consumer_returns_while_a_handler_decides_are_deli
         await mq.declare("work", 1, options)
         for body in bodies:
             await mq.publish("work/1", body, confirm=False)
-        async with mqcore.connect(broker) as leaving:
-            async with leaving.queue("work/1").consume(prefetch=50) as messages:
-                first = await anext(messages)
-                await first.ack()
-            # Closing has returned the others, which no program has seen.
+        async with mqcore.connect(broker) as leaving, leaving.queue("work/1").consume(prefetch=50) as messages:
+            first = await anext(messages)
+            await first.ack()
+        # Closing has returned the others, which no program has seen.
         goes_on.set()
         received = []
         async with mq.queue("work/1").consume(prefetch=50) as messages:
