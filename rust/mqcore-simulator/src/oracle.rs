@@ -405,7 +405,9 @@ impl Oracle {
         let copies = self.labels.get(label as usize).map_or(0..0, |seen| seen.copies.clone());
         let mut deliveries =
             self.messages[copies].iter_mut().flat_map(|copy| copy.deliveries.iter_mut().rev());
-        if let Some(delivery) = deliveries.find(|delivery| delivery.link == link) {
+        // Each settlement is about one delivery. A slow consumer may settle one that has timed out after the next one.
+        let is_open = |delivery: &&mut SeenDelivery| delivery.link == link && delivery.outcome.is_none();
+        if let Some(delivery) = deliveries.find(is_open) {
             delivery.outcome = Some(SeenOutcome { positive, offset });
         }
     }

@@ -7,7 +7,7 @@ use mqcore_simulator::scenario::Scenario;
 use mqcore_testkit::seeds;
 
 /// Seeds that have found something.
-const REPAIRED: [u64; 16] = [
+const REPAIRED: [u64; 17] = [
     // The operator restored a paused queue before its dead-letter queue, and did not notice that the broker refused.
     20_144_333,
     // The oracle took a message for gone that waited behind the runs of a schedule for longer than a calm.
@@ -34,6 +34,8 @@ const REPAIRED: [u64; 16] = [
     60_672_282,
     // It overlooked runs of a schedule that were due later than the clock showed, which had been set back.
     1_099_521_629_595,
+    // It took the late rejection of a delivery that had timed out for one of the next delivery.
+    101_001_316,
 ];
 
 #[test]

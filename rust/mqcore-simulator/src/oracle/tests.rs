@@ -235,6 +235,21 @@ fn confirmed_messages_are_lost_unless_an_acknowledgement_arrived() {
 }
 
 #[test]
+fn a_late_rejection_of_an_earlier_delivery_does_not_undo_an_acknowledgement() {
+    let mut oracle = oracle();
+    oracle.delivered(0, 0, LINK, false, LATER);
+    for label in 1..3 {
+        oracle.delivered(label, 0, LINK, false, LATER);
+        oracle.settled(label, LINK, true, 10);
+    }
+    oracle.delivered(0, 0, LINK, true, LATER + ACKNOWLEDGE_TIMEOUT);
+    oracle.settled(0, LINK, true, 20);
+    oracle.settled(0, LINK, false, 30);
+    oracle.calm(&[true, true], CALM, 0);
+    assert_eq!(rule(&oracle), None);
+}
+
+#[test]
 fn a_crash_excuses_only_what_was_not_promised() {
     for (ending, lost) in [(Ending::Killed, true), (Ending::PowerLost, true)] {
         let mut oracle = oracle();
