@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 import multiprocessing
+import os
 import random
 import threading
 import uuid
@@ -272,13 +273,14 @@ def test_process_of_a_pool_ends_by_itself_when_the_worker_closes_its_pipe() -> N
     spawn = multiprocessing.get_context("spawn")
     pipe, theirs = spawn.Pipe()
     orders, control = spawn.Pipe(duplex=False)
-    arguments = (theirs, orders, ("mqcore.jobs.imports", "NOTHING"), ())
+    shared = child.SharedBatch(spawn.RawArray("q", 3), spawn.Lock())
+    arguments = (theirs, orders, shared, ("mqcore.jobs.imports", "NOTHING"), ())
     process = spawn.Process(target=child.main, args=arguments, daemon=True)
     process.start()
     theirs.close()
     orders.close()
     assert pipe.poll(30)
-    assert pipe.recv_bytes() == child.READY
+    assert os.read(pipe.fileno(), 100) == child.HEAD.pack(1) + child.READY
     pipe.close()
     process.join(30)
     control.close()

@@ -23,7 +23,7 @@ from mqcore.jobs.dealer import Waker
 from mqcore.jobs.execution import Assignment, Ending, Registry, fault_of
 from mqcore.jobs.limits import cancelled
 from mqcore.jobs.link import Link
-from mqcore.jobs.pool import Died, Pool, PoolKind, Progress
+from mqcore.jobs.pool import Died, Pool, PoolKind, Progress, Returned
 
 __all__ = ["JobCounts", "Running", "Worker"]
 
@@ -96,6 +96,11 @@ class _Work:
     trace: str | None = None
     """The context of its trace."""
     span: tracing.Spanned | None = None
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether its time is limited."""
+        return self.hard > 0 or self.soft > 0
 
     @property
     def broker_counts(self) -> bool:
@@ -247,7 +252,7 @@ class Worker:
 
     def _turn(self, pool: Pool) -> None:
         self._fill(pool)
-        ready = self._link.poll(self._pause(), {self._waker.fileno(), *pool.descriptors()})
+        ready = self._link.poll(min(self._pause(), pool.recall()), {self._waker.fileno(), *pool.descriptors()})
         if self._waker.fileno() in ready:
             self._waker.clear()
         self._link.flush()
@@ -285,12 +290,20 @@ class Worker:
         while self._parked and self._parked[0].due <= now:
             self._pending.append(heapq.heappop(self._parked).work)
         while self._pending and pool.free:
-            self._start(self._pending.popleft(), pool)
+            pool.submit([self._start(work) for work in self._next_batch(pool)])
         if not self._stopping:
             here = len(self._running) + len(self._pending) + max(0, len(self._parked) - _PARKED_JOBS_MAX)
             # Until the first process has started, prefetched jobs could not run.
             room = pool.slots + self._prefetch if pool.slots else 0
             self._link.announce(room - here - self._link.announced)
+
+    def _next_batch(self, pool: Pool) -> list[_Work]:
+        """Take jobs for a slot: several if all slots get some. One with a limit goes alone: its time begins now."""
+        batch = [self._pending.popleft()]
+        most = min(pool.depth, len(self._pending) // pool.free)
+        while len(batch) < most and not batch[-1].is_limited and self._pending and not self._pending[0].is_limited:
+            batch.append(self._pending.popleft())
+        return batch
 
     def _joined(self) -> None:
         if self._link.is_joined and not self._reported_joined:
@@ -385,7 +398,7 @@ class Worker:
         else:
             self._pending.append(work)
 
-    def _start(self, work: _Work, pool: Pool) -> None:
+    def _start(self, work: _Work) -> Assignment:
         work.run = next(self._runs)
         now = time.monotonic()
         work.shown = Running(work.id, work.name, work.queue, work.attempt, now)
@@ -394,11 +407,11 @@ class Worker:
             work.span = tracing.active.working(work.queue, work.id, work.name, work.attempt, work.trace)
         if work.hard > 0:
             heapq.heappush(self._deadlines, (now + work.hard, work.run))
-        pool.submit(Assignment(work.run, work.id, work.queue, work.attempt, work.job, work.soft))
+        return Assignment(work.run, work.id, work.queue, work.attempt, work.job, work.soft)
 
     # --- results ----------------------------------------------------------------------------------------------------
 
-    def _handle(self, event: Ending | Progress | Died) -> None:
+    def _handle(self, event: Ending | Progress | Died | Returned) -> None:
         if isinstance(event, Progress):
             work = self._running.get(event.run)
             if work is not None and work.shown is not None:
@@ -410,7 +423,11 @@ class Worker:
         work = self._running.pop(event.run, None)
         if work is None:
             return
-        if isinstance(event, Died):
+        if isinstance(event, Returned):
+            if work.span is not None:
+                work.span.end("returned", "an earlier job kept its process busy")
+            self._pending.appendleft(work)
+        elif isinstance(event, Died):
             self._died(work, event.how)
         elif event.fault is None:
             self.counts.succeeded += 1

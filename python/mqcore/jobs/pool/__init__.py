@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from mqcore.jobs.execution import Assignment, Ending
 
-__all__ = ["Died", "Pool", "PoolKind", "Progress"]
+__all__ = ["Died", "Pool", "PoolKind", "Progress", "Returned"]
 
 
 class PoolKind(StrEnum):
@@ -41,6 +41,13 @@ class Died:
     how: str
 
 
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A slot did not begin the job, which waits again."""
+
+    run: int
+
+
 class Pool(Protocol):
     """A number of slots, each of which runs one job at a time. Not thread-safe."""
 
@@ -52,13 +59,22 @@ class Pool(Protocol):
     def free(self) -> int:
         """Number of slots without a job."""
 
-    def submit(self, assignment: Assignment) -> None:
-        """Run a job in a free slot."""
+    @property
+    def depth(self) -> int:
+        """Maximum number of jobs that a free slot takes at once."""
+
+    def submit(self, assignments: Sequence[Assignment]) -> None:
+        """Run jobs in a free slot, one after the other."""
 
     def descriptors(self) -> Collection[int]:
         """File descriptors that become readable when `collect` has events. They may change with each call of it."""
 
-    def collect(self, ready: Collection[int]) -> list[Ending | Progress | Died]:
+    def recall(self) -> float:
+        """Take jobs back that wait behind one which takes long; `collect` returns them. Return in how many seconds to
+        do so again; 0: `collect` has events.
+        """
+
+    def collect(self, ready: Collection[int]) -> list[Ending | Progress | Died | Returned]:
         """Return the events since the last call. `ready` are the readable ones of `descriptors`."""
 
     def interrupt(self, run: int) -> None:

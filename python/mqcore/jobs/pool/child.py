@@ -1,4 +1,8 @@
-"""Child process of a pool: runs the jobs that it receives from a pipe until the pipe is closed."""
+"""Child process of a pool: runs the jobs that it receives from a pipe until the pipe is closed.
+
+Jobs come in batches. Child and worker agree in shared memory on which jobs of a batch the child begins, so that the
+worker can take the others back at any time, whatever the child does.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,12 @@ import contextlib
 import importlib
 import os
 import signal
+import struct
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from multiprocessing import connection, parent_process
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -19,7 +24,11 @@ from mqcore.jobs.execution import Assignment, Registry, run
 from mqcore.jobs.limits import Interruptions
 from mqcore.jobs.task import Task
 
-__all__ = ["BROKEN", "ENDED", "PROGRESS", "READY", "main"]
+if TYPE_CHECKING:
+    from ctypes import Array
+    from multiprocessing.synchronize import Lock
+
+__all__ = ["BATCH", "BEGUN", "BROKEN", "ENDED", "HEAD", "LIMIT", "PROGRESS", "READY", "SharedBatch", "main"]
 
 # First byte of a child's messages.
 READY: Final = b"r"
@@ -27,13 +36,37 @@ BROKEN: Final = b"b"
 ENDED: Final = b"e"
 PROGRESS: Final = b"p"
 
-_ASSIGNMENT: Final = msgspec.msgpack.Decoder(Assignment)
+# Before each message of a child: its size.
+HEAD: Final = struct.Struct("!I")
+# Places in the counts of a `SharedBatch`: number of the batch, jobs that the child has begun, jobs that it may begin.
+BATCH, BEGUN, LIMIT = 0, 1, 2
+
+_BATCH: Final = msgspec.msgpack.Decoder(tuple[int, list[Assignment]])
+
+
+class SharedBatch(NamedTuple):
+    """The state of a batch of jobs that a child and its worker share."""
+
+    counts: Array[Any]
+    lock: Lock
+
+    def begins(self, batch: int, index: int) -> bool:
+        """Begin a job of a batch. Return false if the worker has taken it back, and perhaps sent the next batch."""
+        with self.lock:
+            if batch != self.counts[BATCH] or index >= self.counts[LIMIT]:
+                return False
+            self.counts[BEGUN] = index + 1
+            return True
 
 
 def main(
-    pipe: connection.Connection, control: connection.Connection, home: tuple[str, str], allow_import: Sequence[str]
+    pipe: connection.Connection,
+    control: connection.Connection,
+    shared: SharedBatch,
+    home: tuple[str, str],
+    allow_import: Sequence[str],
 ) -> None:
-    """Run jobs from `pipe`, and interrupt attempts whose numbers arrive at `control`.
+    """Run batches of jobs from `pipe`, and interrupt attempts whose numbers arrive at `control`.
 
     `home` is the module and the attribute of the tasks.
     """
@@ -47,28 +80,42 @@ def main(
         try:
             registry = Registry(_tasks(*home), allow_import)
         except BaseException as error:
-            pipe.send_bytes(BROKEN + f"{type(error).__name__}: {error}".encode())
+            _send(pipe, BROKEN + f"{type(error).__name__}: {error}".encode())
             return
-        pipe.send_bytes(READY)
+        _send(pipe, READY)
         with asyncio.Runner() as runner:
-            _serve(pipe, registry, runner, interruptions)
+            _serve(pipe, shared, registry, runner, interruptions)
 
 
 def _serve(
-    pipe: connection.Connection, registry: Registry, runner: asyncio.Runner, interruptions: Interruptions
+    pipe: connection.Connection,
+    shared: SharedBatch,
+    registry: Registry,
+    runner: asyncio.Runner,
+    interruptions: Interruptions,
 ) -> None:
     encoder = msgspec.msgpack.Encoder()
     lock = threading.Lock()
     while True:
-        assignment = _ASSIGNMENT.decode(pipe.recv_bytes())
+        batch, assignments = _BATCH.decode(pipe.recv_bytes())
+        for index, assignment in enumerate(assignments):
+            if not shared.begins(batch, index):
+                break
 
-        def report(fraction: float, note: str, number: int = assignment.run) -> None:
+            def report(fraction: float, note: str, number: int = assignment.run) -> None:
+                with lock:
+                    _send(pipe, PROGRESS + encoder.encode((number, fraction, note)))
+
+            ending = run(assignment, registry, report, runner, interruptions)
             with lock:
-                pipe.send_bytes(PROGRESS + encoder.encode((number, fraction, note)))
+                _send(pipe, ENDED + encoder.encode(ending))
 
-        ending = run(assignment, registry, report, runner, interruptions)
-        with lock:
-            pipe.send_bytes(ENDED + encoder.encode(ending))
+
+def _send(pipe: connection.Connection, message: bytes) -> None:
+    """Send a message that the worker reads together with others."""
+    left = memoryview(HEAD.pack(len(message)) + message)
+    while left:
+        left = left[os.write(pipe.fileno(), left) :]
 
 
 def _tasks(module_name: str, attribute: str) -> Mapping[str, Task[..., Any, Any]]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import queue
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from mqcore._raised import ends_task, run_loop
 from mqcore.jobs.execution import Assignment, Ending, Registry, fault_of, run_async
 from mqcore.jobs.limits import cancelled
-from mqcore.jobs.pool import Died, Progress
+from mqcore.jobs.pool import Died, Progress, Returned
 
 __all__ = ["LoopPool"]
 
@@ -53,18 +54,28 @@ class LoopPool:
         """Number of slots without a job."""
         return self._size - len(self._running)
 
-    def submit(self, assignment: Assignment) -> None:
-        """Start a job."""
-        self._running.add(assignment.run)
-        self._loop.call_soon_threadsafe(self._begin, assignment)
+    @property
+    def depth(self) -> int:
+        """One: a job that waits here would wait for one of the others."""
+        return 1
+
+    def submit(self, assignments: Sequence[Assignment]) -> None:
+        """Start jobs."""
+        for assignment in assignments:
+            self._running.add(assignment.run)
+            self._loop.call_soon_threadsafe(self._begin, assignment)
 
     def descriptors(self) -> Collection[int]:
         """Return none: the pool calls `wake` instead."""
         return ()
 
-    def collect(self, ready: Collection[int]) -> list[Ending | Progress | Died]:
+    def recall(self) -> float:
+        """Take no job back: none waits here."""
+        return math.inf
+
+    def collect(self, ready: Collection[int]) -> list[Ending | Progress | Died | Returned]:
         """Return the events since the last call."""
-        events: list[Ending | Progress | Died] = []
+        events: list[Ending | Progress | Died | Returned] = []
         while True:
             try:
                 event = self._events.get_nowait()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import queue
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from mqcore.jobs.execution import Assignment, Ending, Registry, run
 from mqcore.jobs.limits import Interruptions
-from mqcore.jobs.pool import Died, Progress
+from mqcore.jobs.pool import Died, Progress, Returned
 
 __all__ = ["ThreadPool"]
 
@@ -42,18 +43,28 @@ class ThreadPool:
         """Number of threads without a job."""
         return self._size - len(self._running)
 
-    def submit(self, assignment: Assignment) -> None:
-        """Queue a job for the next free thread."""
-        self._running.add(assignment.run)
-        self._assignments.put(assignment)
+    @property
+    def depth(self) -> int:
+        """One: a job that waits here would wait for one of the others."""
+        return 1
+
+    def submit(self, assignments: Sequence[Assignment]) -> None:
+        """Queue jobs for the next free threads."""
+        for assignment in assignments:
+            self._running.add(assignment.run)
+            self._assignments.put(assignment)
 
     def descriptors(self) -> Collection[int]:
         """Return none: the pool calls `wake` instead."""
         return ()
 
-    def collect(self, ready: Collection[int]) -> list[Ending | Progress | Died]:
+    def recall(self) -> float:
+        """Take no job back: none waits here."""
+        return math.inf
+
+    def collect(self, ready: Collection[int]) -> list[Ending | Progress | Died | Returned]:
         """Return the events since the last call."""
-        events: list[Ending | Progress | Died] = []
+        events: list[Ending | Progress | Died | Returned] = []
         while True:
             try:
                 event = self._events.get_nowait()
