@@ -16,7 +16,7 @@ from typing import Final
 
 from promises.planted import VARIABLE, Bug, copied, plant
 
-SEEDS: Final = 6000
+SEEDS: Final = 10_000
 """Seeds within which each bug has to be found."""
 
 BUGS: Final = (
