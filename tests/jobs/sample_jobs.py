@@ -43,6 +43,11 @@ def write(path: str, text: str) -> int:
 
 
 @jobs.task
+def write_process(path: str, text: str) -> None:
+    note(path, f"{text} {os.getpid()}")
+
+
+@jobs.task
 def write_result(result: str, path: str) -> str:
     note(path, result)
     return result

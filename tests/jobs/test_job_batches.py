@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 import pytest
 
-import mqcore.jobs.pool.process as process_pool
 from depth import SEED, by_depth
 from job_processes import SAMPLES, broker_url, lines_of, until_lines, working
 from mqcore.jobs import wire
@@ -126,6 +125,17 @@ def test_abandoning_a_job_keeps_the_results_before_it_and_returns_those_behind_i
     slot.until(lambda: slot.of(Ending) == [1, 4])
 
 
+def test_abandoning_a_job_whose_result_is_on_its_way_kills_nothing(slot: Slot, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    (pid,) = slot.pool.processes
+    slot.pool.submit([slot.job("add", 1), slot.job("wait_for", str(gate))])
+    time.sleep(0.2)
+    slot.pool.abandon(1)
+    gate.touch()
+    slot.until(lambda: slot.of(Ending) == [2])
+    assert (slot.pool.processes, slot.of(Died), slot.of(Returned)) == ([pid], [], [])
+
+
 def test_abandoning_a_job_that_has_not_begun_kills_nothing(slot: Slot, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     (pid,) = slot.pool.processes
@@ -198,44 +208,47 @@ def test_short_jobs_do_not_wait_for_a_long_one_that_came_before_them(url: str, t
 def test_kept_jobs_survive_the_deaths_of_processes_that_have_several(url: str, tasks: Tasks, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     count, chance, done = by_depth(1_500, 20_000), random.Random(SEED), threading.Event()
-    with working(url, "--pool", "process", "--concurrency", "2", "--prefetch", "64") as worker:
+    with working(url, "--pool", "process", "--concurrency", "2", "--prefetch", "64"):
         sample = tasks(url)
         kills = 0
 
         def kill() -> None:
             nonlocal kills
-            while not done.wait(chance.uniform(0.1, 0.4)):
-                children = worker.children()
-                if children:
+            # Only processes that have run jobs: a worker gives up if several die in a row that have not started.
+            while not done.wait(chance.uniform(0.0, 0.05)):
+                lines = lines_of(trace)
+                if len(lines) >= 60 * (kills + 1):
                     with contextlib.suppress(ProcessLookupError):
-                        os.kill(chance.choice(children), signal.SIGKILL)
-                        kills += 1
+                        os.kill(int(lines[-1].split()[1]), signal.SIGKILL)
+                    kills += 1
 
         killer = threading.Thread(target=kill)
         killer.start()
         try:
-            task = sample.write.using(guarantee=True, retries=100, backoff=0.05)
+            task = sample.write_process.using(guarantee=True, retries=100, backoff=0.05)
             jobs = [task.enqueue(str(trace), f"{number}") for number in range(count)]
             for job in jobs:
-                job.result(60)
+                job.result(50)
         finally:
             done.set()
             killer.join()
         until_lines(trace, count)
-    counts = Counter(lines_of(trace))
+    counts = Counter(line.split()[0] for line in lines_of(trace))
     assert len(counts) == count, f"seed {SEED}"
+    assert kills > 5, f"seed {SEED}"
     # Only the job that ran in a process may run again.
     assert sum(counts.values()) - count <= kills, f"seed {SEED}"
 
 
-def test_the_depth_follows_the_duration_of_jobs(slot: Slot) -> None:
-    assert slot.pool.depth == 1
-    for _ in range(80):
-        slot.pool.submit([slot.job("add", 1)])
-        slot.until(lambda: slot.pool.free == 1)
-    assert slot.pool.depth > 1
-    slot.pool.submit([slot.job("add", 1)])
-    time.sleep(0.2)
-    slot.until(lambda: slot.pool.free == 1)
-    assert slot.pool.depth == 1
-    assert process_pool._DEPTH_MAX >= 8
+def test_the_depth_follows_the_duration_of_jobs(slot: Slot, tmp_path: Path) -> None:
+    assert slot.pool.depth == 1, "nothing is known about the jobs yet"
+    for duration, depth in [(0.000_01, 16), (0.000_5, 4), (0.001_1, 1)]:
+        slot.pool._job_seconds = duration
+        assert slot.pool.depth == depth
+    slot.pool._job_seconds = 0.000_01
+    gate = tmp_path / "gate"
+    slot.pool.submit([slot.job("wait_for", str(gate)), slot.job("add", 1)])
+    wait_until(lambda: slot.pool.recall() == 0.0, limit=5, what="that the second job is taken back")
+    assert slot.pool.depth == 1, "the first one takes long"
+    gate.touch()
+    slot.until(lambda: slot.of(Ending) == [1])

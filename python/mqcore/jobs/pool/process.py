@@ -225,15 +225,20 @@ class ProcessPool:
         """Kill the process that runs this attempt, and start another."""
         if (chosen := self._busy.get(run)) is None or self._take_back(chosen, but=run):
             return
-        del self._busy[run]
+        # It may have ended, and the process may have begun another one.
+        self._read_all(chosen, but=run)
+        if run not in self._busy:
+            return
         chosen.process.kill()
         chosen.process.join(_EXIT_MAX_SECONDS)
-        # Attempts that ended before have sent their results. There may be no end: a job may have forked.
-        while chosen.pipe.poll() and (messages := chosen.read()) is not None:
-            self._handle_all(chosen, messages, but=run)
+        self._read_all(chosen, but=run)
         del self._children[chosen.pipe.fileno()]
         if chosen in self._idle:
             self._idle.remove(chosen)
+        for assignment in chosen.left:
+            del self._busy[assignment.run]
+            if assignment.run != run:
+                self._events.append(Died(assignment.run, "was killed to stop the job before"))
         chosen.ended()
         self._start()
 
@@ -272,6 +277,11 @@ class ProcessPool:
         if recalled and not holder.left:
             self._idle.append(holder)
         return but in runs
+
+    def _read_all(self, sender: _Child, *, but: int) -> None:
+        """Handle the messages that have arrived. There may be no end after a death: a job may have forked."""
+        while sender.pipe.poll() and (messages := sender.read()) is not None:
+            self._handle_all(sender, messages, but=but)
 
     def _handle_all(self, sender: _Child, messages: Sequence[bytes], *, but: int | None = None) -> None:
         for message in messages:
