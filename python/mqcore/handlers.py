@@ -22,10 +22,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import Context, copy_context
 from enum import StrEnum
-from types import CoroutineType, coroutine
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from mqcore._core import (
@@ -40,6 +40,7 @@ from mqcore._core import (
     QueueView,
     policy_decision,
 )
+from mqcore._coroutines import rest_of
 from mqcore._methods import check_arguments, check_names
 from mqcore._raised import ends_task
 
@@ -347,7 +348,7 @@ class _AnswerRun:
                 rest = _raise(error)
             else:
                 self._begin_task()
-                rest = _go_on(work, context, awaited)
+                rest = _rest_of(work, context, awaited)
             await self._answer(index, task, rest)
             if task.cancelling():
                 # It is not for the next coroutine, and a loop that ends must not wait for that one.
@@ -426,20 +427,13 @@ async def _raise(error: BaseException) -> object:
     raise error
 
 
-@coroutine
-def _go_on(work: Coroutine[Any, Any, _T], context: Context, awaited: object) -> Generator[Any, Any, _T]:
-    """Run the rest of a coroutine like ``await``, in a context; it waits for `awaited`."""
-    while True:
-        thrown: BaseException | None = None
-        value = None
-        try:
-            value = yield awaited
-        except GeneratorExit:
-            work.close()
-            raise
-        except BaseException as error:
-            thrown = error
-        try:
-            awaited = context.run(work.send, value) if thrown is None else context.run(work.throw, thrown)
-        except StopIteration as ended:
-            return ended.value  # type: ignore[no-any-return]
+def _rest_of(work: Coroutine[Any, Any, _T], context: Context, awaited: object) -> Coroutine[Any, Any, _T]:
+    """The rest of a coroutine that waits for `awaited`, in its context."""
+
+    def send(value: object) -> object:
+        return context.run(work.send, value)
+
+    def throw(error: BaseException) -> object:
+        return context.run(work.throw, error)
+
+    return rest_of(send, throw, work.close, awaited)

@@ -11,6 +11,7 @@ from types import coroutine
 from typing import Any, Final, TypeAlias, TypeVar
 
 from mqcore import errors
+from mqcore._coroutines import rest_of
 from mqcore._raised import ends_task, reason_of, text_of
 from mqcore.app.calling import Call
 from mqcore.app.dead_letters import DeadLetters
@@ -323,17 +324,4 @@ def _until_it_waits(work: Coroutine[Any, Any, _T], waits: Callable[[], None]) ->
     except StopIteration as ended:
         return ended.value  # type: ignore[no-any-return]
     waits()
-    while True:
-        thrown: BaseException | None = None
-        value = None
-        try:
-            value = yield pending
-        except GeneratorExit:
-            work.close()
-            raise
-        except BaseException as error:
-            thrown = error
-        try:
-            pending = work.send(value) if thrown is None else work.throw(thrown)
-        except StopIteration as ended:
-            return ended.value  # type: ignore[no-any-return]
+    return (yield from rest_of(work.send, work.throw, work.close, pending))  # type: ignore[no-any-return]

@@ -299,8 +299,8 @@ class Worker:
 
     def _next_batch(self, pool: Pool) -> list[_Work]:
         """Take jobs for a slot: several if all slots get some. One with a limit goes alone: its time begins now."""
-        batch = [self._pending.popleft()]
         most = min(pool.depth, len(self._pending) // pool.free)
+        batch = [self._pending.popleft()]
         while len(batch) < most and not batch[-1].is_limited and self._pending and not self._pending[0].is_limited:
             batch.append(self._pending.popleft())
         return batch

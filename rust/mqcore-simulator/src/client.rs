@@ -30,7 +30,7 @@ use crate::oracle::limits::LimitReply;
 use crate::oracle::schedules::RunDelivery;
 use crate::scenario::limits::SimulatedLimit;
 use crate::scenario::schedules::SimulatedSchedule;
-use crate::scenario::{CROWDED, ClientRole, PublishTerms, Scenario, SimulatedClient, SimulatedRoute, Target};
+use crate::scenario::{ClientRole, PublishTerms, Scenario, SimulatedClient, SimulatedRoute, Target};
 use crate::scene::Scene;
 use crate::time::Micros;
 
@@ -194,7 +194,7 @@ impl SimulatedPeer {
             queue_id: id.parse().unwrap_or_default(),
             queue_status: queue.status,
             deduplicates: queue.deduplicates,
-            returns: scenario.seed & CROWDED != 0,
+            returns: scenario.is_crowded(),
             concurrency: queue.concurrency,
             route,
             addresses,

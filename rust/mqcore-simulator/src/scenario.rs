@@ -14,7 +14,6 @@ use mqcore_broker::model::options::{DeadLetter, Durability, QueueChanges, Status
 use mqcore_broker::model::router::RouterMethod;
 use mqcore_session::any::Protocol;
 
-pub(crate) use self::choose::CROWDED;
 use self::definitions::QueueChange;
 use self::handlers::SimulatedHandler;
 use self::limits::{LimitAction, SimulatedLimit};
@@ -291,7 +290,11 @@ impl Scenario {
     /// The seed of another scenario, in which handlers, nodes, routes, schedules and limits meet.
     #[must_use]
     pub fn crowded(seed: u64) -> u64 {
-        seed | CROWDED
+        seed | choose::CROWDED
+    }
+
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.seed & choose::CROWDED != 0
     }
 
     /// The number of disks: one for each shard, and those of the journals of limits and of schedules.

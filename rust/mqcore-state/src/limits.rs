@@ -49,10 +49,8 @@ pub struct LimitJournal<S: Storage> {
     bytes: Vec<u8>,
     /// Written since the last sync.
     is_unsynced: bool,
-    /// The time that the journal has, unless `is_unstated`.
+    /// The time that the journal has. A later one than the clock shows, until a clock that was set back is recorded.
     written: Written,
-    /// The clock was set back, and the journal does not have that yet.
-    is_unstated: bool,
     /// Rounds since the last one that saved something.
     quiet: u32,
     /// Segments in which housekeeping found damage that was not reported yet.
@@ -64,8 +62,8 @@ pub struct LimitJournal<S: Storage> {
 struct Written {
     /// The time of the last write.
     at: Nanos,
-    /// How often the clock was set back since all entries were written: entries whose puts have smaller numbers than this have
-    /// times that are so many nanoseconds too late.
+    /// For each time that the clock was set back since all entries were written: the first put after it, and by how many
+    /// nanoseconds the times of earlier puts are too late.
     set_back: Vec<(u64, u64)>,
 }
 
@@ -152,7 +150,6 @@ impl<S: Storage> LimitJournal<S> {
             bytes: Vec::new(),
             is_unsynced: false,
             written,
-            is_unstated: back > 0,
             quiet: 0,
             damaged: Vec::new(),
         };
@@ -265,7 +262,7 @@ impl<S: Storage> LimitJournal<S> {
         }
         let mut saved = 0;
         // A crash may lose the end of what is written. The time goes first, so that no entry is newer than it.
-        if (now > self.written.at || self.is_unstated) && self.is_behind(limiter) {
+        if now != self.written.at && self.is_behind(limiter) {
             self.state_time(now)?;
         }
         let mut changed = self.drain(&mut saved)?;
@@ -282,7 +279,7 @@ impl<S: Storage> LimitJournal<S> {
             }
         }
         if changed {
-            if now > self.written.at {
+            if now != self.written.at {
                 self.state_time(now)?;
             }
             self.forget_set_back(now)?;
@@ -296,7 +293,7 @@ impl<S: Storage> LimitJournal<S> {
     fn state_time(&mut self, now: Nanos) -> Result<(), JournalError> {
         let written = Written { at: now, set_back: self.written.set_back.clone() };
         self.journal.define(WRITTEN, &written.encode())?;
-        (self.written, self.is_unstated) = (written, false);
+        self.written = written;
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,7 +10,7 @@ from typing import Protocol
 
 from mqcore.jobs.execution import Assignment, Ending
 
-__all__ = ["Died", "Pool", "PoolKind", "Progress", "Returned"]
+__all__ = ["Died", "Pool", "PoolKind", "Progress", "Returned", "Unbatched"]
 
 
 class PoolKind(StrEnum):
@@ -46,6 +47,19 @@ class Returned:
     """A slot did not begin the job, which waits again."""
 
     run: int
+
+
+class Unbatched:
+    """The part of a pool whose slots take one job at once."""
+
+    @property
+    def depth(self) -> int:
+        """One: a job that waits in a slot would wait for another one."""
+        return 1
+
+    def recall(self) -> float:
+        """Take no job back: none waits in a slot."""
+        return math.inf
 
 
 class Pool(Protocol):

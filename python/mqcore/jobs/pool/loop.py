@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import queue
 import threading
 from collections.abc import Callable, Collection, Sequence
@@ -14,14 +13,14 @@ from typing import Final
 from mqcore._raised import ends_task, run_loop
 from mqcore.jobs.execution import Assignment, Ending, Registry, fault_of, run_async
 from mqcore.jobs.limits import cancelled
-from mqcore.jobs.pool import Died, Progress, Returned
+from mqcore.jobs.pool import Died, Progress, Returned, Unbatched
 
 __all__ = ["LoopPool"]
 
 _LOG: Final = logging.getLogger("mqcore.worker")
 
 
-class LoopPool:
+class LoopPool(Unbatched):
     """Runs up to `size` jobs at a time. Calls `wake` from the loop's thread when `collect` has events.
 
     Abandoned jobs are cancelled. Functions that are not ``async`` run in threads and cannot be cancelled; their results
@@ -54,11 +53,6 @@ class LoopPool:
         """Number of slots without a job."""
         return self._size - len(self._running)
 
-    @property
-    def depth(self) -> int:
-        """One: a job that waits here would wait for one of the others."""
-        return 1
-
     def submit(self, assignments: Sequence[Assignment]) -> None:
         """Start jobs."""
         for assignment in assignments:
@@ -68,10 +62,6 @@ class LoopPool:
     def descriptors(self) -> Collection[int]:
         """Return none: the pool calls `wake` instead."""
         return ()
-
-    def recall(self) -> float:
-        """Take no job back: none waits here."""
-        return math.inf
 
     def collect(self, ready: Collection[int]) -> list[Ending | Progress | Died | Returned]:
         """Return the events since the last call."""

@@ -265,8 +265,8 @@ class ProcessPool:
         self._children[started.pipe.fileno()] = started
 
     def _take_back(self, holder: _Child, *, but: int | None = None) -> bool:
-        """Take the jobs back that a process has not begun, and return them, all but one. Return whether that is among
-        them.
+        """Take the jobs back that a process has not begun. `collect` returns them, except for `but`. Return whether
+        that was one of them.
         """
         recalled = holder.recall()
         for assignment in recalled:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import queue
 import threading
 from collections.abc import Callable, Collection, Sequence
 
 from mqcore.jobs.execution import Assignment, Ending, Registry, run
 from mqcore.jobs.limits import Interruptions
-from mqcore.jobs.pool import Died, Progress, Returned
+from mqcore.jobs.pool import Died, Progress, Returned, Unbatched
 
 __all__ = ["ThreadPool"]
 
 
-class ThreadPool:
+class ThreadPool(Unbatched):
     """Runs jobs in `size` threads, which call `wake` when `collect` has events.
 
     A thread cannot be killed: an abandoned job keeps running, its result is dropped, and a new thread takes its slot.
@@ -43,11 +42,6 @@ class ThreadPool:
         """Number of threads without a job."""
         return self._size - len(self._running)
 
-    @property
-    def depth(self) -> int:
-        """One: a job that waits here would wait for one of the others."""
-        return 1
-
     def submit(self, assignments: Sequence[Assignment]) -> None:
         """Queue jobs for the next free threads."""
         for assignment in assignments:
@@ -57,10 +51,6 @@ class ThreadPool:
     def descriptors(self) -> Collection[int]:
         """Return none: the pool calls `wake` instead."""
         return ()
-
-    def recall(self) -> float:
-        """Take no job back: none waits here."""
-        return math.inf
 
     def collect(self, ready: Collection[int]) -> list[Ending | Progress | Died | Returned]:
         """Return the events since the last call."""

@@ -450,7 +450,10 @@ impl Queue {
         if self.deliveries.get(outstanding).holders > 1 {
             return;
         }
-        let is_over = |slot: &FlowSlot| matches!(slot, FlowSlot::Parked(flow) if flow.held == outstanding && flow.sent > 0 && flow.written);
+        let is_over = |slot: &FlowSlot| {
+            let FlowSlot::Parked(flow) = slot else { return false };
+            flow.held == outstanding && flow.sent > 0 && flow.written
+        };
         let Some(place) = self.flows.slots.iter().position(is_over) else { return };
         let number = self.flows.first + place as u64;
         if let Some(flow) = self.flows.take(number) {

@@ -97,7 +97,7 @@ impl SimulatedPeer {
             }
             (Dialect::Mqks(_), _) => mqks::publish(&event, label, &body),
             (Dialect::EventMq(_), None) => {
-                let key = self.concurrency.and_then(|most| Some((key_of(label)?, most)));
+                let key = scene.oracle.key_of(label).zip(self.concurrency);
                 EventMqSide::request(&address, label, &body, !scene.oracle.is_run_once(label), key)
             }
             (Dialect::EventMq(_), Some((index, route))) => {

@@ -155,23 +155,21 @@ pub(super) fn pull((channel, queue): (&str, u16), count: u32) -> Vec<u8> {
 
 /// Settles a message.
 pub(super) fn acknowledge((channel, queue): (&str, u16), id: &[u8], positive: bool) -> Vec<u8> {
-    let headers = if positive { Vec::new() } else { headers(&[(key::NACK_REASON, "no")]) };
-    bytes(&Frame {
-        content_type: queue,
-        id,
-        target: channel.as_bytes(),
-        headers: &headers,
-        ..Frame::new(Kind::ACKNOWLEDGE)
-    })
+    let reason: &[(&str, &str)] = if positive { &[] } else { &[(key::NACK_REASON, "no")] };
+    settle((channel, queue), id, reason)
 }
 
 /// Returns a message that no program has seen.
-pub(super) fn return_unstarted((channel, queue): (&str, u16), id: &[u8]) -> Vec<u8> {
+pub(super) fn return_unstarted(queue: (&str, u16), id: &[u8]) -> Vec<u8> {
+    settle(queue, id, &[(key::NACK_REASON, "consumer-closed"), (key::UNSTARTED, VALUE_YES)])
+}
+
+fn settle((channel, queue): (&str, u16), id: &[u8], lines: &[(&str, &str)]) -> Vec<u8> {
     bytes(&Frame {
         content_type: queue,
         id,
         target: channel.as_bytes(),
-        headers: &headers(&[(key::NACK_REASON, "consumer-closed"), (key::UNSTARTED, VALUE_YES)]),
+        headers: &headers(lines),
         ..Frame::new(Kind::ACKNOWLEDGE)
     })
 }

@@ -191,6 +191,10 @@ impl Oracle {
         self.messages[copies].iter_mut().for_each(|message| message.key = Some(key));
     }
 
+    pub(crate) fn key_of(&self, label: u32) -> Option<u32> {
+        self.copies(label).first().and_then(|message| message.key)
+    }
+
     pub(crate) fn is_run_once(&self, label: u32) -> bool {
         self.copies(label).iter().any(|message| message.runs_once)
     }

@@ -33,7 +33,7 @@ enum Emphasis {
 }
 
 /// Seeds with this bit have crowded scenarios.
-pub(crate) const CROWDED: u64 = 1 << 40;
+pub(super) const CROWDED: u64 = 1 << 40;
 
 /// How rare each area is: 1 of so many scenarios has it.
 #[derive(Debug, Clone, Copy)]
