@@ -154,7 +154,7 @@ pub(crate) fn recover<S: Storage>(
     reader.find_missing(&roster, &candidates, &parsed);
     let mut previous_followed = false;
     for (&number, candidate) in &candidates {
-        previous_followed = reader.segment(number, candidate, &roster, previous_followed)?;
+        previous_followed = reader.segment(number, candidate, &candidates, &roster, previous_followed)?;
     }
     let segment = candidates.keys().next_back().map_or(1, |last| last + 1);
     if previous_followed && !reader.report.missing.iter().any(|missing| missing.segment == segment) {
@@ -287,6 +287,7 @@ impl<S: Storage> RecoveryPass<'_, S> {
         &mut self,
         number: u32,
         candidate: &SegmentFile,
+        candidates: &BTreeMap<u32, SegmentFile>,
         roster: &SegmentRoster,
         previous_followed: bool,
     ) -> Result<bool, JournalError> {
@@ -332,8 +333,15 @@ impl<S: Storage> RecoveryPass<'_, S> {
                 }
             }
             _ if !is_listed && cataloged.is_none() && subject.scan.records.is_empty() => {
-                // A crash leaves such a file, but with nothing behind the header.
-                if previous_followed || content(&subject.bytes).iter().any(|&byte| byte != 0) {
+                // A crash leaves such a file, but with nothing behind the header. So does a failed creation whose removal
+                // failed too; then a later file is the one that follows.
+                let is_blank = content(&subject.bytes).iter().all(|&byte| byte == 0);
+                let has_later = candidates.keys().next_back().is_some_and(|&last| last > number);
+                if is_blank && has_later {
+                    self.leave(number, &subject.bytes);
+                    return Ok(previous_followed);
+                }
+                if previous_followed || !is_blank {
                     let end = subject.bytes.len() as u32;
                     self.report.damaged.push(Damage {
                         segment: number,

@@ -448,3 +448,36 @@ fn missing_file_descriptors_do_not_count_as_damage() {
     disk.clear_faults();
     assert_eq!(journal.read(1).as_deref(), Ok([1; 100].as_slice()));
 }
+
+#[test]
+fn file_of_a_failed_creation_does_not_count_as_damage_if_the_segment_after_it_is_torn() {
+    let mut torn = 0;
+    for seed in 0..100 {
+        let disk = MemoryStorage::new(seed);
+        let (mut journal, _) = Journal::open(disk.clone(), small(), &mut |_, _| {}).unwrap();
+        disk.set_capacity(Some(0));
+        disk.inject(StorageCall::Remove, 0, Fault::Error, true);
+        let mut sequence = 1;
+        while journal.put(sequence, 1, &[&[1; 100]]).is_ok() {
+            sequence += 1;
+        }
+        journal.write().unwrap();
+        journal.sync().unwrap();
+        assert_eq!(disk.files().values().filter(|bytes| bytes.is_empty()).count(), 1, "the failed creation");
+        disk.set_capacity(None);
+        disk.clear_faults();
+        journal.maintain(0, 1).unwrap();
+        for later in sequence..sequence + 50 {
+            journal.put(later, 1, &[&[1; 100]]).unwrap();
+        }
+        journal.write().unwrap();
+        drop(journal);
+        disk.crash();
+        let (journal, recovered) = Journal::open(disk.clone(), small(), &mut |_, _| {}).unwrap();
+        assert!(!recovered.report.is_alarming(), "seed {seed}: {}", recovered.report);
+        assert!(journal.live().count() as u64 >= sequence - 1, "seed {seed}");
+        assert!(disk.files().values().all(|bytes| !bytes.is_empty()), "seed {seed}: the empty file remains");
+        torn += usize::from(!recovered.report.torn.is_empty());
+    }
+    assert!(torn > 0, "no crash tore the segment");
+}

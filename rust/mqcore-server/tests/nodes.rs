@@ -90,6 +90,8 @@ async fn messages_reach_the_upstream_with_their_source_and_no_further_broker() {
     let middle = start(config(Some(&middle_directory), downstream_of("middle", &[address(&top)]))).await;
     let bottom = start(config(Some(&bottom_directory), downstream_of("bottom", &[address(&middle)]))).await;
     until("links are up", async || connected(&top).await == 1 && connected(&middle).await == 2).await;
+    // The middle may count the bottom before the bottom has its answer; until then, the bottom drops what it would forward.
+    until("the bottom is accepted", async || connected(&bottom).await == 1).await;
     client(&bottom).await.publish_confirmed("ch", "from-bottom").await;
     client(&middle).await.publish_confirmed("ch", "from-middle").await;
     until("both are at the middle", async || bodies(&middle, "ch").await.len() == 2).await;

@@ -308,9 +308,12 @@ impl SeenSchedule {
             return None;
         }
         let at = self.runs.iter().map(|run| run.at).max().unwrap_or_default();
-        // Runs that are due at once may arrive in another order.
-        let is_late = |run: &&SeenRun| run.at + ARRIVES_MS * 1000 > at;
-        let has_finished = self.runs.iter().filter(is_late).any(|run| run.fence == self.terms.runs);
+        // Runs that are due at once may arrive in another order, and a consumer may keep earlier ones and return them late.
+        let begins_again = |run: &SeenRun, last: &SeenRun| {
+            self.begun > 1 && run.at > last.at + ARRIVES_MS * 1000 && run.due_ms > last.due_ms
+        };
+        let last = self.runs.iter().filter(|run| run.fence == self.terms.runs).max_by_key(|run| run.at);
+        let has_finished = last.is_some_and(|last| !self.runs.iter().any(|run| begins_again(run, last)));
         if !has_finished && at + (self.terms.interval_ms + ARRIVES_MS) * 1000 < now {
             return Some(format!("nothing has run since {at} us, it is {now} us"));
         }
@@ -395,6 +398,25 @@ mod tests {
         let mut seen = requested(CatchUp::All, 0);
         seen.ended(SECOND);
         assert_eq!(calm(&mut seen, 60), [""; 0], "the broker ended before the request was saved");
+    }
+
+    #[test]
+    fn earlier_run_that_is_returned_late_does_not_begin_a_finished_schedule_again() {
+        for (begun, due, is_right) in [(2, 10_000, true), (2, 40_000, false), (1, 40_000, true)] {
+            let mut seen = requested(CatchUp::All, 3);
+            for _ in 1..begun {
+                seen.requested(0, LINK, true, false, (0, 0));
+            }
+            assert_eq!(run(&mut seen, &[(0, 1), (20, 3)]), None);
+            seen.clock_set(21_000, true);
+            let late = RunDelivery { schedule: 0, due_ms: due, fence: 2, id: 0 };
+            assert_eq!(seen.ran(late, 2, 40 * SECOND, 40_000), None);
+            assert_eq!(
+                calm(&mut seen, 100).is_empty(),
+                is_right,
+                "{begun} requests, run 2 is due at {due} ms"
+            );
+        }
     }
 
     #[test]
