@@ -17,7 +17,8 @@ Run the broker in simulated time with random clients and faults, and compare wha
 clients see with the promises.
 
   --first SEED       First seed. Every second one gets a scenario in which more areas
-                     meet, and a number above 2^40. [default: from the clock]
+                     meet, and every second of these pairs also jobs with results; they
+                     have numbers above 2^40. [default: from the clock]
   --seeds COUNT      Number of seeds. [default: 1000]
   --seconds SECONDS  Stop after this time, whatever the number of seeds.
   --seed SEED        Replay one seed; if it breaks a promise, print its smallest scenario and its trace.
@@ -63,7 +64,7 @@ fn random_seed() -> u64 {
 fn search(first: u64, seeds: u64, limit: Option<Duration>) -> ExitCode {
     let began = Instant::now();
     for (done, number) in (first..first.saturating_add(seeds)).enumerate() {
-        let seed = if done % 2 == 0 { number } else { Scenario::crowded(number) };
+        let seed = Scenario::variant(number, done);
         if limit.is_some_and(|limit| began.elapsed() >= limit) {
             println!("{done} seeds from {first} in {:.0?}: no finding", began.elapsed());
             return ExitCode::SUCCESS;

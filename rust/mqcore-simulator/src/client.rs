@@ -2,6 +2,7 @@
 
 mod body;
 mod eventmq;
+mod jobs;
 mod limits;
 mod micromessage;
 mod mqks;
@@ -24,6 +25,7 @@ use mqcore_wire::tmqp::operation::ACCEPTED;
 use crate::agenda::Due;
 use crate::client::body::message_id;
 use crate::client::eventmq::EventMqSide;
+use crate::client::jobs::{JobEvent, JobWork};
 use crate::client::micromessage::MicroMessageSide;
 use crate::network::Side;
 use crate::oracle::limits::LimitReply;
@@ -61,6 +63,11 @@ pub(crate) struct SimulatedPeer {
     limit: Option<SimulatedLimit>,
     /// The schedule that it requests.
     schedule: Option<SimulatedSchedule>,
+    /// As a worker, it asks for the number of each attempt.
+    counts: bool,
+    /// The jobs that it has requested, and those of each flow by its first one.
+    jobs: Vec<u32>,
+    flows: BTreeMap<u32, Vec<u32>>,
     /// Its messages, if it is a downstream broker.
     log: Option<node::NodeLog>,
     /// The connection that counts as the producer of a node's messages, which it sends over several connections.
@@ -86,6 +93,8 @@ struct Link {
     is_paused: bool,
     /// Pending settlements by time and number.
     work: BTreeMap<(Micros, u64), Work>,
+    /// Jobs whose results the broker keeps, by the time and number of their reports.
+    jobs: BTreeMap<(Micros, u64), JobWork>,
     /// Deliveries so far.
     deliveries: u64,
     /// When it pulls next; `None`: it waits for the end of a pull.
@@ -152,6 +161,8 @@ enum Received {
         run: RunDelivery,
         handle: MessageHandle,
     },
+    /// Something about a job whose result the broker keeps.
+    Job(JobEvent),
     /// The broker has confirmed a node's messages up to this number.
     Accepted(u64),
     /// An answer to the client of a limit.
@@ -179,6 +190,7 @@ impl SimulatedPeer {
         let queue = match terms.role {
             ClientRole::Producer(Target::Queue(queue)) | ClientRole::Consumer(queue, _) => queue,
             ClientRole::Planner(schedule) => scenario.schedules[schedule].queue,
+            ClientRole::Requester(queue) => queue,
             _ => route.map_or(0, |route| scenario.routes[route].queues[0]),
         };
         let log = matches!(terms.role, ClientRole::Node).then(|| node::NodeLog::new(scenario.forwarded()));
@@ -200,6 +212,9 @@ impl SimulatedPeer {
             addresses,
             limit,
             schedule,
+            counts: scenario.jobs.is_some() && index.is_multiple_of(2),
+            jobs: Vec::new(),
+            flows: BTreeMap::new(),
             log,
             producer: ConnectionId(NODES - index as u64),
             pulls: terms.role.consumer().is_some() && matches!(queue.status, Status::Pull | Status::Cache),
@@ -209,6 +224,11 @@ impl SimulatedPeer {
             is_diligent: false,
             terms,
         }
+    }
+
+    /// It requests jobs.
+    pub(crate) fn is_requester(&self) -> bool {
+        matches!(self.terms.role, ClientRole::Requester(_))
     }
 
     pub(crate) fn is_consumer_of(&self, queue: usize) -> bool {
@@ -283,6 +303,7 @@ impl SimulatedPeer {
             let work = first.remove();
             self.settle(&work, scene);
         }
+        self.report_jobs(scene);
     }
 
     /// Returns the messages that it works on, as a consumer does that closes with messages which no program has seen.
@@ -429,6 +450,7 @@ impl SimulatedPeer {
                     self.receive(label, handle, true, scene);
                 }
             }
+            Received::Job(event) => self.take_job(event, scene),
             Received::Accepted(through) => self.confirm(through, scene),
             Received::Limit(reply) => self.take_limit(reply, scene),
             Received::Ping(answer) => self.send(&answer, scene),
@@ -453,7 +475,11 @@ impl SimulatedPeer {
                 scene.oracle.delivered(label, queue, id, repeated, scene.now);
                 self.decide(label, handle, scene);
             }
-            ClientRole::Producer(_) | ClientRole::Limited(_) | ClientRole::Planner(_) | ClientRole::Node => {
+            ClientRole::Producer(_)
+            | ClientRole::Limited(_)
+            | ClientRole::Planner(_)
+            | ClientRole::Requester(_)
+            | ClientRole::Node => {
                 scene.oracle.find("phantom", format!("a client that does not consume receives {name}"));
             }
         }

@@ -21,6 +21,8 @@
 //! | A downstream broker's messages are confirmed, each arrives once, and none is lost, whatever crashes. | `unanswered`, `lost` |
 //! | Subscribers of a topic and consumers of a broadcast queue receive each message once, in order. | `missed`, `doubled`, `order` |
 //! | A cache has the latest confirmed message. | `stale`, `lost` |
+//! | A kept job runs until it ends, in its flow after those before it and with their results. It has one end, which its client
+//!   hears. A cancelled job does not begin. | `job` |
 //! | Each publish on a working connection is answered. | `unanswered` |
 //! | A client may connect, bind and consume, unless a disk is faulty or a queue was removed. | `refused` |
 //! | An operator may restore every queue in a calm. | `refused` |
@@ -28,8 +30,10 @@
 //! | The broker starts after every crash, and reports no damage. | `damage` |
 
 mod fanout;
+pub(crate) mod jobs;
 pub(crate) mod labels;
 pub(crate) mod limits;
+mod redefinition;
 mod redelivery;
 pub(crate) mod schedules;
 
@@ -40,10 +44,10 @@ use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::options::{Durability, Status};
 
 use crate::oracle::fanout::SeenFanout;
+use crate::oracle::jobs::SeenJobs;
 use crate::oracle::labels::SeenLabel;
 use crate::oracle::limits::SeenLimits;
 use crate::oracle::schedules::SeenSchedules;
-use crate::scenario::definitions::QueueChange;
 use crate::scenario::{PublishTerms, Scenario, SimulatedRoute, Target};
 use crate::time::Micros;
 
@@ -196,6 +200,7 @@ pub struct Oracle {
     has_faulty_disk: bool,
     pub(crate) limits: SeenLimits,
     pub(crate) schedules: SeenSchedules,
+    pub(crate) jobs: SeenJobs,
     findings: Vec<Finding>,
 }
 
@@ -228,6 +233,7 @@ impl Oracle {
             has_faulty_disk: false,
             limits: SeenLimits::new(&scenario.limits),
             schedules: SeenSchedules::new(&scenario.schedules),
+            jobs: SeenJobs::new(scenario.jobs),
             findings: Vec::new(),
         }
     }
@@ -259,6 +265,7 @@ impl Oracle {
 
     pub(crate) fn doubt(&mut self, link: ConnectionId, now: Micros) {
         self.schedules.interrupted(link, now);
+        self.jobs.interrupted(Some(link), now);
         self.risk_jobs(link);
         if let Some(link) = self.links.get_mut(&link) {
             link.is_doubtful = true;
@@ -269,6 +276,7 @@ impl Oracle {
     pub(crate) fn doubt_rejections(&mut self, has_faulty_disk: bool, now: Micros) {
         self.has_faulty_disk = has_faulty_disk;
         self.schedules.set_faulty(has_faulty_disk, now);
+        self.jobs.set_faulty(has_faulty_disk);
         self.limits.set_unsaved(has_faulty_disk.then_some(now));
         if has_faulty_disk {
             for message in &mut self.messages {
@@ -283,72 +291,14 @@ impl Oracle {
             message.is_timeless = true;
             message.may_wait |= is_back;
         }
+        if is_back {
+            self.jobs.clock_set_back();
+        }
     }
 
     /// A disk may have lost the newest settlements without a trace, so that their messages return.
     pub(crate) fn doubt_settlements(&mut self) {
         self.messages.iter_mut().for_each(|message| message.may_return = true);
-    }
-
-    /// An operator changes a queue.
-    pub(crate) fn redefined(&mut self, queue: usize, change: QueueChange) {
-        self.queues[queue].may_reject |= matches!(change, QueueChange::Limit(_) | QueueChange::Remove);
-        if let QueueChange::Move(to) = change {
-            return self.moves(queue, to);
-        }
-        let removes = matches!(change, QueueChange::Remove | QueueChange::Clear);
-        self.queues[queue].was_removed |= change == QueueChange::Remove;
-        if !removes && !self.queues[queue].was_removed {
-            return;
-        }
-        // The queue loses its messages and the ids that it remembers, and until it exists again also its dead letters.
-        for message in 0..self.messages.len() {
-            let is_lost = {
-                let mut ways = self.messages[message].queues.iter().flat_map(|first| self.way(*first));
-                ways.any(|step| step == queue)
-            };
-            if is_lost {
-                self.messages[message].is_unsafe = true;
-                self.messages[message].may_be_doubled = true;
-                self.messages[message].was_cleared |= change == QueueChange::Clear;
-            }
-        }
-        for (defined, route) in self.defined.iter_mut().zip(&self.routes) {
-            *defined &= !route.queues.contains(&queue);
-        }
-    }
-
-    /// An operator moves messages of a queue to another one. Until the next calm, either queue may have each of them; none is
-    /// lost, and none is in both.
-    fn moves(&mut self, queue: usize, to: usize) {
-        self.queues[queue].moved_to.push(to);
-        let reached = self.reached_from(to);
-        for message in 0..self.messages.len() {
-            let may_move = {
-                let mut ways = self.messages[message].queues.iter().flat_map(|first| self.way(*first));
-                ways.any(|step| step == queue)
-            };
-            if may_move {
-                reached.iter().for_each(|to| self.messages[message].may_be_in(*to));
-            }
-        }
-    }
-
-    /// A queue, and all queues to which moves that have begun, and may last, can take a message of it.
-    fn reached_from(&self, queue: usize) -> Vec<usize> {
-        let mut reached = vec![queue];
-        let mut next = 0;
-        while let Some(queue) = reached.get(next).copied() {
-            next += 1;
-            let steps: Vec<usize> =
-                self.way(queue).flat_map(|step| self.queues[step].moved_to.iter().copied()).collect();
-            for step in steps {
-                if !reached.contains(&step) {
-                    reached.push(step);
-                }
-            }
-        }
-        reached
     }
 
     /// The broker refuses what a client needs before it can publish or consume.
@@ -363,6 +313,7 @@ impl Oracle {
     pub(crate) fn closed(&mut self, link: ConnectionId, processed: u64, now: Micros) {
         self.limits.closed(link, now);
         self.schedules.interrupted(link, now);
+        self.jobs.interrupted(Some(link), now);
         self.risk_jobs(link);
         if let Some(link) = self.links.get_mut(&link) {
             link.ended.get_or_insert(processed);
@@ -373,6 +324,7 @@ impl Oracle {
     pub(crate) fn ended(&mut self, ending: Ending, now: Micros) {
         self.limits.ended(ending == Ending::Stopped, now);
         self.schedules.ended(now);
+        self.jobs.interrupted(None, now);
         for copy in 0..self.messages.len() {
             let is_gone = self.is_gone(&self.messages[copy], now);
             self.messages[copy].is_over |= is_gone;
@@ -575,15 +527,6 @@ impl QueueRules {
 }
 
 impl SeenMessage {
-    /// It may move to this queue, where its times and attempts begin anew.
-    fn may_be_in(&mut self, queue: usize) {
-        if !self.queues.contains(&queue) {
-            self.queues.push(queue);
-        }
-        self.is_timeless = true;
-        self.was_moved = true;
-    }
-
     fn has_dead_letters(&self, queues: &[QueueRules]) -> bool {
         self.queues.iter().any(|queue| queues[*queue].dead_letter.is_some())
     }

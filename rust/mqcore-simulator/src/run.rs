@@ -46,6 +46,8 @@ struct Simulation<'a> {
     next_step: usize,
     /// Queues that an operator changed since the last calm.
     redefined: BTreeSet<usize>,
+    /// The connection of the client that requests jobs, since the calm began.
+    heard_by: Option<ConnectionId>,
     /// A call of a disk failed or will fail.
     has_disk_error: bool,
     /// Disks have returned something else than was written to them. Reported damage ends the run then.
@@ -89,6 +91,7 @@ impl<'a> Simulation<'a> {
             lives: 0,
             next_step: 0,
             redefined: BTreeSet::new(),
+            heard_by: None,
             has_disk_error: false,
             is_corrupt: false,
             is_over: false,
@@ -213,6 +216,10 @@ impl<'a> Simulation<'a> {
             ScenarioStep::Unplan(client) => {
                 self.connect(client);
                 self.clients[client].plan(false, &mut self.scene);
+            }
+            ScenarioStep::Job { client, action } => {
+                self.connect(client);
+                self.clients[client].use_jobs(action, &mut self.scene);
             }
             ScenarioStep::Redefine { queue, change } => self.redefine(queue, change),
             ScenarioStep::Leave(client) => self.leave(client),
@@ -385,6 +392,7 @@ impl<'a> Simulation<'a> {
         // A flipped bit in bytes that are not synced looks like a torn write.
         self.scene.oracle.ended(Ending::PowerLost, self.scene.now);
         self.scene.oracle.doubt_settlements();
+        self.scene.oracle.jobs.doubt();
         if disk == self.scenario.limits_disk() {
             self.scene.oracle.limits.doubt();
         }
@@ -453,6 +461,11 @@ impl<'a> Simulation<'a> {
                 self.connect(first);
             }
         }
+        self.heard_by = None;
+        if let Some(client) = (0..self.clients.len()).find(|client| self.clients[*client].is_requester()) {
+            self.connect(client);
+            self.heard_by = self.clients[client].link();
+        }
         self.scene.agenda.add(self.scene.now + CALM_MICROS, Due::CalmEnd);
     }
 
@@ -466,6 +479,9 @@ impl<'a> Simulation<'a> {
             self.scene.oracle.find("refused", text);
         }
         self.scene.oracle.calm(&served, now, system_ms);
+        let is_heard =
+            self.heard_by.is_some_and(|id| self.clients.iter().any(|client| client.link() == Some(id)));
+        self.scene.oracle.jobs_calm(&served, is_heard);
         self.scene.oracle.doubt_rejections(false, self.scene.now);
         for client in &mut self.clients {
             client.is_diligent = false;

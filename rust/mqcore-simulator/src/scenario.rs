@@ -3,6 +3,7 @@
 mod choose;
 pub mod definitions;
 pub mod handlers;
+pub mod jobs;
 pub mod limits;
 pub mod schedules;
 
@@ -16,6 +17,7 @@ use mqcore_session::any::Protocol;
 
 use self::definitions::QueueChange;
 use self::handlers::SimulatedHandler;
+use self::jobs::JobAction;
 use self::limits::{LimitAction, SimulatedLimit};
 use self::schedules::SimulatedSchedule;
 use crate::time::Micros;
@@ -48,6 +50,8 @@ pub struct Scenario {
     pub limits: Vec<SimulatedLimit>,
     /// The schedules, each requested by one client.
     pub schedules: Vec<SimulatedSchedule>,
+    /// The queue of jobs whose results the broker keeps, which one client requests.
+    pub jobs: Option<usize>,
     /// The clients.
     pub clients: Vec<SimulatedClient>,
     /// The steps, each with the time since the previous one in microseconds.
@@ -137,6 +141,8 @@ pub enum ClientRole {
     Limited(usize),
     /// It requests and ends the schedule with this index.
     Planner(usize),
+    /// It requests jobs for the queue with this index, whose results the broker keeps.
+    Requester(usize),
     /// It is a downstream broker, which forwards messages to all queues that keep them.
     Node,
 }
@@ -199,6 +205,13 @@ pub enum ScenarioStep {
     Plan(usize),
     /// A client ends its schedule, if it is connected. Otherwise it connects.
     Unplan(usize),
+    /// A client requests or cancels jobs, if it is connected. Otherwise it connects.
+    Job {
+        /// The client.
+        client: usize,
+        /// The request.
+        action: JobAction,
+    },
     /// An operator changes a queue.
     Redefine {
         /// The queue.
@@ -291,6 +304,19 @@ impl Scenario {
     #[must_use]
     pub fn crowded(seed: u64) -> u64 {
         seed | choose::CROWDED
+    }
+
+    /// The seed of the same scenario with jobs whose results the broker keeps.
+    #[must_use]
+    pub fn with_jobs(seed: u64) -> u64 {
+        seed | choose::JOBS
+    }
+
+    /// The seed of one of the four kinds of scenarios, in turn.
+    #[must_use]
+    pub fn variant(seed: u64, turn: usize) -> u64 {
+        let seed = if turn.is_multiple_of(2) { seed } else { Self::crowded(seed) };
+        if turn % 4 < 2 { seed } else { Self::with_jobs(seed) }
     }
 
     pub(crate) fn is_crowded(&self) -> bool {
@@ -387,6 +413,9 @@ impl fmt::Display for Scenario {
         }
         for (index, schedule) in self.schedules.iter().enumerate() {
             writeln!(formatter, "schedule {index}: {schedule:?}")?;
+        }
+        if let Some(queue) = self.jobs {
+            writeln!(formatter, "jobs with results: queue {queue}")?;
         }
         for (index, client) in self.clients.iter().enumerate() {
             writeln!(formatter, "client {index}: {client:?}")?;

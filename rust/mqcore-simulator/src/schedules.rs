@@ -7,14 +7,16 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use mqcore_broker::model::command::Command;
-use mqcore_broker::model::effect::Event;
-use mqcore_broker::model::id::QueueAddress;
+use mqcore_broker::model::effect::{Event, JobNotice};
+use mqcore_broker::model::id::{ConnectionId, QueueAddress};
+use mqcore_broker::model::options::QueueChanges;
 use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::rejection::Rejection;
 use mqcore_journal::error::JournalError;
 use mqcore_journal::options::Options;
 use mqcore_journal::storage::MemoryStorage;
 use mqcore_scheduler::scheduler::EntryId;
+use mqcore_session::jobs::{EndedJob, JobBoard, JobLedger, LedgerRequest};
 use mqcore_session::schedules::{ScheduleEnd, ScheduleRequest, Schedules};
 use mqcore_state::schedules::draft::{Crons, ScheduleDraft, parse_request};
 use mqcore_state::schedules::keeper::Keeper;
@@ -32,12 +34,15 @@ pub(crate) struct SimulatedPort {
     crons: Crons,
     queues: Arc<ScheduleQueues>,
     requests: Mutex<Vec<PortRequest>>,
+    board: Arc<JobBoard>,
 }
 
 #[derive(Debug)]
 enum PortRequest {
     Schedule(Box<ScheduleDraft>),
     Unschedule(EntryId, Box<[QueueAddress]>, ScheduleEnd),
+    JobEnded(EndedJob),
+    Job(ConnectionId, LedgerRequest),
 }
 
 impl SimulatedPort {
@@ -51,6 +56,20 @@ impl SimulatedPort {
 
     pub(crate) fn has_requests(&self) -> bool {
         !self.requests.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+}
+
+impl JobLedger for SimulatedPort {
+    fn board(&self) -> &Arc<JobBoard> {
+        &self.board
+    }
+
+    fn ended(&self, job: EndedJob) {
+        self.ask(PortRequest::JobEnded(job));
+    }
+
+    fn request(&self, asker: ConnectionId, request: LedgerRequest) {
+        self.ask(PortRequest::Job(asker, request));
     }
 }
 
@@ -82,8 +101,9 @@ pub(crate) enum AfterStep {
     Asks(BTreeMap<usize, Vec<QueueAddress>>),
     /// It syncs, which takes time.
     Sync,
-    /// The round has ended: it sends these commands to their shards, and waits for so long at most. `None`: for a request.
-    Waits(BTreeMap<usize, Vec<Command>>, Option<Micros>),
+    /// The round has ended: it sends these commands to their shards and these notices to their connections, and waits for so
+    /// long at most. `None`: for a request.
+    Waits(BTreeMap<usize, Vec<Command>>, Vec<(ConnectionId, JobNotice)>, Option<Micros>),
 }
 
 /// The times of a step.
@@ -133,6 +153,7 @@ impl ScheduleTask {
             return Err(format!("{unreadable} records of schedules are unreadable"));
         }
         keeper.share_queues(&port.queues);
+        keeper.share_jobs(&port.board, QueueChanges::default());
         Ok(Self {
             rounds: ScheduleRounds::new(keeper),
             port,
@@ -161,6 +182,14 @@ impl ScheduleTask {
             let _ = match request {
                 PortRequest::Schedule(wanted) => self.rounds.schedule(*wanted, times.system_ms),
                 PortRequest::Unschedule(id, allowed, end) => self.rounds.unschedule(&id, &allowed, end),
+                PortRequest::JobEnded(job) => {
+                    self.rounds.job_ended(job, times.system_ms);
+                    Ok(())
+                }
+                PortRequest::Job(asker, request) => {
+                    self.rounds.job_request(asker, request, times.system_ms);
+                    Ok(())
+                }
             };
         }
         for event in std::mem::take(&mut self.events) {
@@ -228,13 +257,14 @@ impl ScheduleTask {
     fn end(&mut self, outcome: Result<(), JournalError>, times: StepTimes) -> AfterStep {
         let commands = if outcome.is_ok() { self.rounds.take_commands(times.now_ms) } else { Vec::new() };
         self.rounds.end(outcome);
+        let notices = self.rounds.take_notices();
         let mut by_shard: BTreeMap<usize, Vec<Command>> = BTreeMap::new();
         for (shard, command) in commands {
             by_shard.entry(shard).or_default().push(command);
         }
         let rests = self.counts() == (0, 0) && !self.rounds.is_failing();
         let wait = self.rounds.wait_ms(times.now_ms, times.system_ms, true).max(1) * 1000;
-        AfterStep::Waits(by_shard, (!rests).then_some(wait))
+        AfterStep::Waits(by_shard, notices, (!rests).then_some(wait))
     }
 
     /// The broker stops in order: what has changed is saved and the journal is closed.

@@ -17,7 +17,7 @@ use mqcore_session::throttr::shared::ThrottrShared;
 
 use crate::schedules::SimulatedPort;
 
-/// Which jobs run. No client asks for results, cancellations or flows.
+/// Which jobs run, in scenarios in which no client asks for results, cancellations or flows.
 #[derive(Debug, Default)]
 struct RunningJobs(Arc<JobBoard>);
 
@@ -44,7 +44,6 @@ impl SharedSessions {
     pub(crate) fn new(seed: u64, limiter: &Arc<Limiter>, now: Nanos) -> Self {
         let node = NodeTerms { id: "upstream".to_owned(), accepts: true, ..NodeTerms::default() };
         let eventmq = Arc::new(EventmqShared::new(seed, Some("at-least-once".into())));
-        eventmq.keep_jobs(Arc::new(RunningJobs::default()));
         Self {
             node: Arc::new(node),
             eventmq,
@@ -55,6 +54,13 @@ impl SharedSessions {
     /// Lets EventMQ's sessions create and end schedules.
     pub(crate) fn keep_schedules(&self, port: Arc<SimulatedPort>) {
         self.eventmq.keep_schedules(port);
+    }
+
+    /// Lets EventMQ's sessions keep results, cancellations and flows of jobs. `None`: nothing keeps them.
+    pub(crate) fn keep_jobs(&self, port: Option<Arc<SimulatedPort>>) {
+        let ledger = port.map(|port| port as Arc<dyn JobLedger>);
+        let ledger = ledger.unwrap_or_else(|| Arc::new(RunningJobs::default()));
+        self.eventmq.keep_jobs(ledger);
     }
 
     pub(crate) fn open(

@@ -43,6 +43,7 @@ fn scenario(seed: u64, durability: Durability, steps: Vec<(u64, ScenarioStep)>) 
         routes: Vec::new(),
         limits: Vec::new(),
         schedules: Vec::new(),
+        jobs: None,
         clients: vec![
             client(ClientRole::Producer(Target::Queue(0))),
             client(ClientRole::Consumer(0, habits)),

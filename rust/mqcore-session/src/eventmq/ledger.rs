@@ -318,7 +318,16 @@ struct BoardState {
     running: HashMap<Box<[u8]>, RunningJob>,
     /// Keys of running jobs.
     keys: HashMap<ConcurrencyKey, KeyState>,
-    cancelled: HashMap<Box<[u8]>, QueueAddress>,
+    cancelled: HashMap<Box<[u8]>, (QueueAddress, Cancellation)>,
+}
+
+/// How far the cancellation of a job is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cancellation {
+    /// The ledger has not saved it. A crash undoes it, so the delivery of the job must not be settled because of it.
+    Requested,
+    /// The ledger has saved it.
+    Saved,
 }
 
 /// A key of a queue.
@@ -369,7 +378,7 @@ impl JobBoard {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A worker gets a job. Called before [`JobBoard::is_cancelled`]: the ledger, which cancels, does the opposite, so that one of
+    /// A worker gets a job. Called before [`JobBoard::cancellation`]: the ledger, which cancels, does the opposite, so that one of
     /// them sees the other.
     ///
     /// # Errors
@@ -422,18 +431,28 @@ impl JobBoard {
         self.lock().running.get(job).cloned()
     }
 
-    /// Whether the job of this queue is cancelled.
+    /// How far the cancellation of the job of this queue is; `None`: it is not cancelled.
     #[must_use]
-    pub fn is_cancelled(&self, job: &[u8], queue: &QueueAddress) -> bool {
-        self.cancelled.load(Ordering::SeqCst) > 0
-            && self.lock().cancelled.get(job).is_some_and(|of| of.is(queue))
+    pub fn cancellation(&self, job: &[u8], queue: &QueueAddress) -> Option<Cancellation> {
+        if self.cancelled.load(Ordering::SeqCst) == 0 {
+            return None;
+        }
+        let state = self.lock();
+        state.cancelled.get(job).filter(|(of, _)| of.is(queue)).map(|(_, cancellation)| *cancellation)
     }
 
-    /// Cancels a job: no worker gets it from now on.
+    /// Cancels a job: no worker gets it from now on. [`JobBoard::cancellation_saved`] must follow.
     pub fn cancel(&self, job: &[u8], queue: QueueAddress) {
         let mut state = self.lock();
-        state.cancelled.insert(job.into(), queue);
+        state.cancelled.entry(job.into()).or_insert((queue, Cancellation::Requested));
         self.cancelled.store(state.cancelled.len(), Ordering::SeqCst);
+    }
+
+    /// The ledger has saved that a job is cancelled.
+    pub fn cancellation_saved(&self, job: &[u8]) {
+        if let Some((_, cancellation)) = self.lock().cancelled.get_mut(job) {
+            *cancellation = Cancellation::Saved;
+        }
     }
 
     /// Forgets that a job was cancelled.
@@ -493,9 +512,13 @@ mod tests {
         let board = JobBoard::default();
         let queue = |name| QueueAddress::parse(name).unwrap();
         board.cancel(b"job", queue("mail"));
-        assert!(board.is_cancelled(b"job", &queue("mail")) && !board.is_cancelled(b"job", &queue("other")));
+        assert_eq!(board.cancellation(b"job", &queue("mail")), Some(Cancellation::Requested));
+        assert_eq!(board.cancellation(b"job", &queue("other")), None);
+        board.cancellation_saved(b"job");
+        board.cancel(b"job", queue("mail"));
+        assert_eq!(board.cancellation(b"job", &queue("mail")), Some(Cancellation::Saved));
         board.forget(b"job");
-        assert!(!board.is_cancelled(b"job", &queue("mail")));
+        assert_eq!(board.cancellation(b"job", &queue("mail")), None);
     }
 
     #[test]

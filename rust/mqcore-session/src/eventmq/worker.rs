@@ -6,6 +6,7 @@
 
 mod answers;
 mod ledger;
+mod results;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -17,7 +18,6 @@ use mqcore_broker::model::command::{Command, MessageId, Retry};
 use mqcore_broker::model::effect::Deliver;
 use mqcore_broker::model::id::{QueueAddress, Tag};
 use mqcore_broker::model::message::{Message, Properties};
-use mqcore_broker::model::rejection::RejectionKind;
 use mqcore_broker::model::subscription::Slots;
 use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::eventmq::headers::Headers;
@@ -25,7 +25,7 @@ use smallvec::SmallVec;
 
 use self::answers::{client_of, failed_job, lost_job, lost_result, settlement};
 use super::job::{self, DeliveredJob, JobOutcome};
-use super::ledger::cancelled_result;
+use super::ledger::{Cancellation, cancelled_result};
 use super::shared::{EventmqShared, QueueTally, Registration, Worker};
 
 /// Maximum slots of a worker; further READY messages have no effect.
@@ -386,8 +386,11 @@ impl Work {
         let waits = |job: &&Running| !matches!(job.results, Results::Sent | Results::Recorded);
         let Some(running) = self.jobs(&id).iter().find(waits) else { return false };
         let (serial, tag) = (running.serial, running.tag);
-        if self.queue(tag).is_some_and(|served| self.is_cancelled(&id, &served.address)) {
-            // The ledger has told the client that the job is cancelled, so its result does not matter.
+        let cancellation = self.queue(tag).and_then(|served| self.cancellation(&id, &served.address));
+        let is_kept = running.ttl_ms.is_some();
+        if cancellation.is_some_and(|cancellation| cancellation == Cancellation::Saved || !is_kept) {
+            // The ledger tells the client that the job is cancelled, so its result does not matter. If that is not saved yet,
+            // a job whose result is kept goes to the ledger, because its delivery must not be settled before.
             let result = cancelled_result();
             self.finish((id, serial), result.as_bytes(), JobOutcome::Done, now, commands);
             return true;
@@ -413,70 +416,6 @@ impl Work {
             return true;
         }
         self.finish((id, serial), body, outcome, now, commands);
-        true
-    }
-
-    /// Publishes a result to the queue that its client named. False if the client named none.
-    fn keep_result(
-        &mut self,
-        id: &MessageId,
-        serial: u64,
-        body: &[u8],
-        me: &Arc<Client>,
-        commands: &mut Vec<Command>,
-    ) -> bool {
-        let Some(running) = self.job_mut(id, serial) else { return false };
-        let Results::To(queue) = std::mem::replace(&mut running.results, Results::Sent) else {
-            running.results = Results::Nowhere;
-            return false;
-        };
-        let tag = running.tag;
-        if let Some(at) = running.due.take() {
-            self.due.remove(&(at, id.clone(), serial));
-        }
-        let Some(served) = self.queue(tag) else { return false };
-        let message = job::result(id, body, &served.address, &queue, me);
-        commands.push(Command::Publish { queue: *queue, message });
-        true
-    }
-
-    /// A result is saved, or cannot be: settles its job. False if there is no such job.
-    pub(super) fn result_kept(
-        &mut self,
-        message: &Message,
-        now: Timestamp,
-        commands: &mut Vec<Command>,
-    ) -> bool {
-        let id = MessageId::from_slice(message.id());
-        let is_sent = |job: &&Running| matches!(job.results, Results::Sent | Results::Recorded);
-        let Some(running) = self.jobs(&id).iter().find(is_sent) else { return false };
-        let is_recorded = matches!(running.results, Results::Recorded);
-        let (serial, outcome) = (running.serial, JobOutcome::of(message.body(), running.wishes.timeout > 0));
-        // A job with a queue for its result may have one in the ledger too.
-        if is_recorded || !self.record_result(&id, serial, message.body(), outcome) {
-            self.finish((id, serial), message.body(), outcome, now, commands);
-        }
-        true
-    }
-
-    /// A queue refuses a result: settles its job, or lets a guaranteed one run again if the queue may take the result later,
-    /// for example when its disk has room. False if there is no such job.
-    pub(super) fn result_refused(
-        &mut self,
-        message: &Message,
-        why: RejectionKind,
-        now: Timestamp,
-        commands: &mut Vec<Command>,
-    ) -> bool {
-        let id = MessageId::from_slice(message.id());
-        let is_sent = |job: &&Running| matches!(job.results, Results::Sent | Results::Recorded);
-        let again = self.jobs(&id).iter().find(is_sent).filter(|running| {
-            // Without a guarantee, a job runs again only if it failed.
-            why == RejectionKind::Busy && running.wishes.guarantee
-        });
-        let Some(running) = again else { return self.result_kept(message, now, commands) };
-        let (serial, at) = (running.serial, now.after(running.backoff()));
-        self.retry(&id, serial, "result-refused", at, commands);
         true
     }
 

@@ -8,6 +8,7 @@ use mqcore_wire::zmtp::command::{Ready, SocketType, ZmtpCommand};
 use mqcore_wire::zmtp::{Greeting, Item, ZmtpDecoder, encode_part};
 
 use super::body::{label_of, message_id};
+use super::jobs::JobEvent;
 use super::{MessageHandle, Received, delivery};
 use crate::oracle::schedules::RunDelivery;
 use crate::scenario::schedules::SimulatedSchedule;
@@ -32,11 +33,10 @@ impl EventMqSide {
         (Self { role, is_greeted: false, decoder: ZmtpDecoder::new() }, bytes)
     }
 
-    /// Announces a worker of a queue.
-    pub(super) fn inform(address: &str) -> Vec<u8> {
+    /// Announces a worker of a queue. `counts`: it asks for the number of each attempt, and the broker can ask it to end a job.
+    pub(super) fn inform(address: &str, counts: bool) -> Vec<u8> {
         let queues = format!("[[10, \"{address}\"]]");
-        let command =
-            EmqpCommand::Inform { queues: queues.as_bytes(), kind: PeerKind::Worker, counts: false };
+        let command = EmqpCommand::Inform { queues: queues.as_bytes(), kind: PeerKind::Worker, counts };
         encode(b"i", command)
     }
 
@@ -126,7 +126,7 @@ impl EventMqSide {
     }
 }
 
-fn encode(id: &[u8], command: EmqpCommand<'_>) -> Vec<u8> {
+pub(super) fn encode(id: &[u8], command: EmqpCommand<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();
     EmqpMessage { id, command }.encode(&mut bytes);
     bytes
@@ -137,6 +137,9 @@ fn message(message: &EmqpMessage<'_>) -> Received {
         EmqpCommand::Ack(_) => Received::Ready,
         EmqpCommand::Heartbeat => Received::Ping(encode(b"h", EmqpCommand::Heartbeat)),
         EmqpCommand::Request(job) => {
+            if let Some(event) = JobEvent::of_request(message.id, job) {
+                return Received::Job(event);
+            }
             let handle = MessageHandle::Id(message.id.into());
             match run_of(job, message.id) {
                 Some(run) => Received::Run { run, handle },
@@ -146,8 +149,11 @@ fn message(message: &EmqpMessage<'_>) -> Received {
         // The notice that the job is as safe as its queue promises.
         EmqpCommand::Reply { body, request: None } => match label_of(body) {
             Some((label, part)) => Received::Answers { labels: vec![label], part, confirmed: true },
-            None => Received::Other,
+            None => JobEvent::of_answer(None, body).map_or(Received::Other, Received::Job),
         },
+        EmqpCommand::Reply { body, request } => {
+            JobEvent::of_answer(*request, body).map_or(Received::Other, Received::Job)
+        }
         _ => Received::Other,
     }
 }

@@ -38,9 +38,11 @@ impl SimulatedPeer {
 
     fn role(&self) -> Role {
         match self.terms.role {
-            ClientRole::Producer(_) | ClientRole::Limited(_) | ClientRole::Planner(_) | ClientRole::Node => {
-                Role::Frontend
-            }
+            ClientRole::Producer(_)
+            | ClientRole::Limited(_)
+            | ClientRole::Planner(_)
+            | ClientRole::Requester(_)
+            | ClientRole::Node => Role::Frontend,
             ClientRole::Consumer(..) => Role::Backend,
             ClientRole::Subscriber(_) => Role::Subscribe,
         }
@@ -85,6 +87,7 @@ impl SimulatedPeer {
             is_ready: false,
             is_paused: false,
             work: BTreeMap::new(),
+            jobs: BTreeMap::new(),
             deliveries: 0,
             next_pull: None,
             pulled: 0,
@@ -146,7 +149,7 @@ impl SimulatedPeer {
 
     fn begin_eventmq(&self) -> Vec<u8> {
         match (self.terms.role, &self.route) {
-            (ClientRole::Consumer(..), _) => EventMqSide::inform(&self.address()),
+            (ClientRole::Consumer(..), _) => EventMqSide::inform(&self.address(), self.counts),
             (ClientRole::Subscriber(_), Some((index, route))) => EventMqSide::subscribe(&route.name(*index)),
             _ => Vec::new(),
         }
@@ -190,6 +193,7 @@ impl SimulatedPeer {
                 let transit = if self.terms.protocol == Protocol::Eventmq { SUBSCRIPTION_TRANSIT } else { 0 };
                 scene.oracle.listens(id, Target::Route(route), scene.now + transit);
             }
+            ClientRole::Requester(_) => self.await_again(scene),
             ClientRole::Producer(_) | ClientRole::Limited(_) | ClientRole::Planner(_) | ClientRole::Node => {}
         }
         if self.pulls {

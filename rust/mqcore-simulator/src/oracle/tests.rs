@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::oracle::labels::SeenPublish;
+use crate::scenario::definitions::QueueChange;
 use crate::scenario::{ACKNOWLEDGE_TIMEOUT, RouteKind, SimulatedQueue};
 use mqcore_broker::model::router::RouterMethod;
 

@@ -1,11 +1,12 @@
 //! The steps of the thread that runs schedules.
 
-use mqcore_broker::model::effect::Event;
-use mqcore_broker::model::id::QueueAddress;
+use mqcore_broker::model::effect::{Event, JobNotice};
+use mqcore_broker::model::id::{ConnectionId, QueueAddress};
 use mqcore_journal::options::Options;
 use mqcore_journal::storage::MemoryStorage;
 
 use super::{Process, Task, WAKE_MICROS};
+use crate::connection::OutboxItem;
 use crate::inbox::Urgent;
 use crate::scenario::Scenario;
 use crate::scene::Scene;
@@ -17,14 +18,15 @@ fn times(scene: &Scene) -> StepTimes {
 }
 
 impl Process {
-    /// Continues with the schedules of the journal, if the scenario has schedules.
+    /// Continues with the schedules and jobs of the journal, if the scenario has any.
     pub(super) fn open_schedules(
         &mut self,
         scenario: &Scenario,
         disks: &[MemoryStorage],
         scene: &mut Scene,
     ) -> Result<(), String> {
-        if scenario.schedules.is_empty() {
+        if scenario.schedules.is_empty() && scenario.jobs.is_none() {
+            self.shared.keep_jobs(None);
             return Ok(());
         }
         let options = Options {
@@ -39,9 +41,19 @@ impl Process {
         let (schedules, runs) = task.counts();
         scene.note(format_args!("restored {schedules} schedules and {runs} runs"));
         self.shared.keep_schedules(task.port.clone());
+        self.shared.keep_jobs(Some(task.port.clone()));
         self.schedules = Some(task);
         self.wake_schedules(WAKE_MICROS, scene);
         Ok(())
+    }
+
+    /// Passes on what a session hears about a job. A connection that has ended needs nothing.
+    fn tell(&mut self, id: ConnectionId, notice: JobNotice, scene: &mut Scene) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        let event = Event::Job(Box::new(notice));
+        let bytes = event.pending_bytes();
+        connection.push(vec![OutboxItem::Events(vec![event])], bytes, 0);
+        self.wake_connection(id, scene);
     }
 
     /// Begins a round after some time at the latest, or after the current one.
@@ -113,10 +125,13 @@ impl Process {
                 let at = scene.now + scene.sync_micros();
                 self.add(at, Task::ScheduleSync, scene);
             }
-            AfterStep::Waits(commands, wait) => {
+            AfterStep::Waits(commands, notices, wait) => {
                 for (shard, commands) in commands {
                     scene.note(format_args!("{} runs for shard {shard}", commands.len()));
                     self.send_urgent(shard, Urgent::Scheduled(commands), scene);
+                }
+                for (id, notice) in notices {
+                    self.tell(id, notice, scene);
                 }
                 let Some(task) = &mut self.schedules else { return };
                 task.busy = false;

@@ -34,6 +34,8 @@ enum Emphasis {
 
 /// Seeds with this bit have crowded scenarios.
 pub(super) const CROWDED: u64 = 1 << 40;
+/// Seeds with this bit also have jobs whose results the broker keeps.
+pub(super) const JOBS: u64 = 1 << 41;
 
 /// How rare each area is: 1 of so many scenarios has it.
 #[derive(Debug, Clone, Copy)]
@@ -144,6 +146,7 @@ impl Scenario {
             routes: Vec::new(),
             limits: Vec::new(),
             schedules: Vec::new(),
+            jobs: None,
             clients: Vec::new(),
             steps: Vec::new(),
         };
@@ -213,6 +216,9 @@ impl Scenario {
                 queue.concurrency = random.one_in(odds.keys).then(|| 1 + random.below(2) as u32);
             }
         }
+        if seed & JOBS != 0 {
+            scenario.add_jobs(&mut random);
+        }
         scenario
     }
 }
@@ -265,7 +271,7 @@ fn queue(random: &mut Random, number: usize) -> SimulatedQueue {
 }
 
 /// A queue of which each message goes to one worker, and is as safe as the runs that the broker keeps for it.
-fn queue_of_jobs(random: &mut Random, number: usize) -> SimulatedQueue {
+pub(super) fn queue_of_jobs(random: &mut Random, number: usize) -> SimulatedQueue {
     SimulatedQueue {
         saves: true,
         durability: Durability::Fsync,
@@ -358,7 +364,7 @@ fn producer(protocol: Protocol, target: Target) -> SimulatedClient {
     SimulatedClient { protocol, role: ClientRole::Producer(target) }
 }
 
-fn consumer(random: &mut Random, queue: usize, status: Status, has_jobs: bool) -> SimulatedClient {
+pub(super) fn consumer(random: &mut Random, queue: usize, status: Status, has_jobs: bool) -> SimulatedClient {
     // Only TMQP pulls, and EventMQ's workers run each job for one worker.
     let pulls = matches!(status, Status::Pull | Status::Cache);
     let protocol = match protocol(random) {

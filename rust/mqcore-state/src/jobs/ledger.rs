@@ -89,6 +89,8 @@ pub(crate) struct Ledger {
     pub(crate) changes: VecDeque<Change>,
     pub(crate) notices: Vec<(ConnectionId, JobNotice)>,
     pub(crate) begun: VecDeque<StepJob>,
+    /// Jobs whose cancellations are not saved yet.
+    cancelling: Vec<Box<[u8]>>,
     /// Cancelled jobs that may wait in their queues.
     pub(crate) removed: Vec<(QueueAddress, Box<[u8]>)>,
 }
@@ -98,6 +100,7 @@ impl Ledger {
     pub(crate) fn share(&mut self, board: &Arc<JobBoard>) {
         for kept in self.results.values().filter(|kept| kept.result.end == JobEnd::Cancelled) {
             board.cancel(&kept.result.id, kept.result.queue.clone());
+            board.cancellation_saved(&kept.result.id);
         }
         self.board = Arc::clone(board);
     }
@@ -105,6 +108,13 @@ impl Ledger {
     /// Number of results.
     pub(crate) fn results(&self) -> usize {
         self.results.len()
+    }
+
+    /// All changes are saved.
+    pub(crate) fn saved(&mut self) {
+        for job in self.cancelling.drain(..) {
+            self.board.cancellation_saved(&job);
+        }
     }
 
     // ---- A start -------------------------------------------------------------------------------------------------
@@ -170,28 +180,31 @@ impl Ledger {
 
     // ---- Ends of jobs --------------------------------------------------------------------------------------------
 
-    /// A job has ended.
+    /// A job has ended. Its session hears of the end that counts, which may be an earlier one.
     pub(crate) fn ended(&mut self, job: EndedJob, next: &mut u64, now_ms: u64) {
         let EndedJob { asker, queue, result, end, ttl_ms } = job;
         let saved = SavedResult {
             id: result.id().into(),
-            queue,
+            queue: queue.clone(),
             end,
             expires_ms: now_ms.saturating_add(ttl_ms),
             body: result.body().into(),
         };
         self.record(saved, next, now_ms);
         if let Some(asker) = asker {
-            self.notices.push((asker, JobNotice::Kept(result)));
+            let kept = self.results.get(result.id()).filter(|kept| kept.result.queue.is(&queue));
+            let counts = kept.map_or(result, |kept| result_message(&kept.result));
+            self.notices.push((asker, JobNotice::Kept(counts)));
         }
     }
 
-    /// Records the end of a job, unless its end is known.
+    /// Records the end of a job, unless its end is known. A job runs again if a crash comes before its delivery is settled; then
+    /// a value or a cancellation that a client may have heard of stands. A failed job may be sent again, and has its last result.
     fn record(&mut self, result: SavedResult, next: &mut u64, now_ms: u64) {
         let id = result.id.clone();
-        let is_cancelled = |kept: &KeptResult| kept.result.end == JobEnd::Cancelled;
-        if self.results.get(&id).is_some_and(|kept| is_cancelled(kept) && kept.result.queue.is(&result.queue))
-        {
+        let stands =
+            |kept: &KeptResult| kept.result.end != JobEnd::Failed && kept.result.queue.is(&result.queue);
+        if self.results.get(&id).is_some_and(stands) {
             return;
         }
         let step = self.flows.find(&id).filter(|(flow, step)| {
@@ -447,6 +460,7 @@ impl Ledger {
         }
         // Before the look at what runs: a worker that gets the job meanwhile does the opposite.
         self.board.cancel(job, queue.clone());
+        self.cancelling.push(job.into());
         let result = SavedResult {
             id: job.into(),
             queue: queue.clone(),
@@ -507,7 +521,10 @@ fn step_job(number: u64, step: &mqcore_session::jobs::FlowStep, body: Box<[u8]>)
     }
 }
 
+fn result_message(result: &SavedResult) -> Message {
+    Message::from_parts(&result.id, b"", &result.body, Properties::default(), None)
+}
+
 fn told_result(result: &SavedResult) -> JobNotice {
-    let message = Message::from_parts(&result.id, b"", &result.body, Properties::default(), None);
-    JobNotice::Told { queue: Some(result.queue.clone()), message }
+    JobNotice::Told { queue: Some(result.queue.clone()), message: result_message(result) }
 }

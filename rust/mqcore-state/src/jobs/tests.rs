@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use mqcore_broker::model::effect::JobNotice;
 use mqcore_broker::model::id::{ConnectionId, QueueAddress};
 use mqcore_broker::model::message::{Message, Properties};
-use mqcore_session::jobs::{EndedJob, Flow, FlowStep, JobEnd, LedgerRequest};
+use mqcore_session::jobs::{Cancellation, EndedJob, Flow, FlowStep, JobEnd, LedgerRequest};
 
 use super::ledger::{CANCELLED_MS, Change, Ledger, RESULTS_MAX};
 use super::record::{SavedResult, SavedStep, decode_flow, encode_flow};
@@ -252,6 +252,29 @@ fn a_job_that_fails_again_or_succeeds_later_has_its_last_result() {
 }
 
 #[test]
+fn a_job_that_has_succeeded_keeps_its_result_whatever_another_run_ends_with() {
+    let mut kept = Kept::default();
+    kept.done("a");
+    kept.ended("a", "{}", JobEnd::Failed);
+    kept.ended("a", r#"{"value": "again"}"#, JobEnd::Done);
+    assert!(kept.state("a").contains("done"));
+    assert!(
+        matches!(&kept.changes[..], [Change::Result(0, result)] if *result.body == *br#"{"value": "a"}"#)
+    );
+}
+
+#[test]
+fn the_session_of_a_job_hears_of_the_end_that_counts() {
+    let mut kept = Kept::default();
+    kept.cancel("a");
+    let result = Message::from_parts(b"a", b"", b"true", Properties::default(), None);
+    let job = EndedJob { asker: Some(ASKER), queue: queue(), result, end: JobEnd::Done, ttl_ms: 60_000 };
+    kept.ledger.ended(job, &mut kept.next, NOW);
+    let Some((ASKER, JobNotice::Kept(counts))) = kept.ledger.notices.pop() else { panic!("no notice") };
+    assert!(String::from_utf8_lossy(counts.body()).contains("Cancelled"));
+}
+
+#[test]
 fn a_cancelled_job_stays_cancelled_whatever_its_worker_says() {
     let mut kept = Kept { next: 1, ..Kept::default() };
     kept.cancel("a");
@@ -260,9 +283,21 @@ fn a_cancelled_job_stays_cancelled_whatever_its_worker_says() {
     let board = std::sync::Arc::default();
     let mut again = kept.crashed_after(kept.changes.len());
     again.ledger.share(&board);
-    assert!(board.is_cancelled(b"a", &queue()), "also after a restart");
+    assert_eq!(board.cancellation(b"a", &queue()), Some(Cancellation::Saved), "also after a restart");
     again.ledger.expire(NOW + CANCELLED_MS);
-    assert!(!board.is_cancelled(b"a", &queue()));
+    assert_eq!(board.cancellation(b"a", &queue()), None);
+}
+
+#[test]
+fn a_cancellation_counts_only_once_it_is_saved() {
+    let (mut kept, board) = (Kept::default(), std::sync::Arc::default());
+    kept.ledger.share(&board);
+    let (request, job) = ((*b"r").into(), (*b"a").into());
+    let cancel = LedgerRequest::Cancel { request, job, queue: queue(), hard: false };
+    kept.ledger.request(ASKER, cancel, &mut kept.next, NOW);
+    assert_eq!(board.cancellation(b"a", &queue()), Some(Cancellation::Requested));
+    kept.ledger.saved();
+    assert_eq!(board.cancellation(b"a", &queue()), Some(Cancellation::Saved));
 }
 
 #[test]

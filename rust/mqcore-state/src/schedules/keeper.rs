@@ -465,6 +465,7 @@ impl<S: Storage> Keeper<S> {
     /// Takes the commands for shards, each shard's in order. Must be called after [`Keeper::commit`]. `now_ms` is the
     /// time of the monotonic clock, so that setting the system clock does not delay a retry.
     pub fn take_commands(&mut self, now_ms: u64) -> Vec<(usize, Command)> {
+        self.ledger.saved();
         let mut commands = self.take_removals();
         self.send_steps();
         let mut again_at = Vec::new();

@@ -11,7 +11,10 @@ use mqcore_broker::model::time::Timestamp;
 use super::answers::{cancelled_job, client_of, settlement};
 use super::{Results, Work};
 use crate::eventmq::job::{DeliveredJob, JobOutcome};
-use crate::eventmq::ledger::{EndedJob, JobEnd};
+use crate::eventmq::ledger::{Cancellation, EndedJob, JobEnd};
+
+/// Delay before a job is delivered again whose cancellation is not saved yet.
+const CANCELLING_PAUSE: Duration = Duration::from_millis(50);
 
 impl Work {
     /// Whether the worker gets a job now. Otherwise its key has no room, or it is cancelled.
@@ -31,10 +34,13 @@ impl Work {
             commands.push(settlement(&deliver.queue, deliver.tag, id.clone(), postponed));
             return false;
         }
-        if !self.is_cancelled(id, &deliver.queue) {
-            return true;
-        }
+        let Some(cancellation) = self.cancellation(id, &deliver.queue) else { return true };
         self.left(id);
+        if cancellation == Cancellation::Requested {
+            let postponed = Some(("cancelling", Retry::Postponed(now.after(CANCELLING_PAUSE))));
+            commands.push(settlement(&deliver.queue, deliver.tag, id.clone(), postponed));
+            return false;
+        }
         commands.extend(client_of(deliver, handed.wishes).map(|client| cancelled_job(client, id)));
         commands.push(settlement(&deliver.queue, deliver.tag, id.clone(), None));
         false
@@ -96,8 +102,8 @@ impl Work {
         }
     }
 
-    pub(super) fn is_cancelled(&self, id: &MessageId, queue: &QueueAddress) -> bool {
-        self.exchange.jobs().is_some_and(|ledger| ledger.board().is_cancelled(id, queue))
+    pub(super) fn cancellation(&self, id: &MessageId, queue: &QueueAddress) -> Option<Cancellation> {
+        self.exchange.jobs()?.board().cancellation(id, queue)
     }
 
     /// Whether the worker runs this job and knows how to stop it.
