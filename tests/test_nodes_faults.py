@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from mqcore import QueueOptions, QueueStatus, errors
 from node_client import backlogs
 from ports import free_port
 from served import ServedBroker, serving
+from small_disks import CannotMount, mounted, occupy
 from test_nodes import bodies, count, until
 
 ROUNDS = rounds("MESH", quick=6, full=50)
@@ -29,6 +30,7 @@ ROUNDS = rounds("MESH", quick=6, full=50)
 
 KEPT = QueueOptions(status=QueueStatus.PULL, delivery_handler="at-least-once")
 QUEUE = "work/1"
+ONE_SHARD = {"MQCORE_SHARDS": "1"}
 
 
 @dataclass
@@ -38,6 +40,7 @@ class Node:
     name: str
     directory: Path
     port: int = field(default_factory=free_port)
+    environment: dict[str, str] = field(default_factory=dict)
     ways: dict[str, Proxy] = field(default_factory=dict)
     """The way to each of its upstreams, by the upstream's name."""
     taken: list[str] = field(default_factory=list)
@@ -67,7 +70,8 @@ class Node:
             """
         )
         self.broker = await asyncio.to_thread(
-            self._stack.enter_context, serving("--config", str(config), "--listen", self.url)
+            self._stack.enter_context,
+            serving("--config", str(config), "--listen", self.url, environment=self.environment),
         )
 
     async def kill(self) -> None:
@@ -122,10 +126,17 @@ class Node:
 
 
 @contextlib.asynccontextmanager
-async def linked(directory: Path, **upstreams: tuple[str, ...]) -> AsyncIterator[dict[str, Node]]:
-    """Nodes, and who their upstreams are, over proxies; all of them run, are linked and under load."""
+async def linked(
+    directory: Path, disks: Mapping[str, Path] | None = None, /, **upstreams: tuple[str, ...]
+) -> AsyncIterator[dict[str, Node]]:
+    """Nodes, and who their upstreams are, over proxies; all of them run, are linked and under load.
+
+    `disks` has the directories of nodes that are elsewhere, each with one journal that has all of the space.
+    """
     async with contextlib.AsyncExitStack() as stack:
         nodes = {name: Node(name, directory) for name in upstreams}
+        for name, place in (disks or {}).items():
+            nodes[name] = Node(name, place, environment=ONE_SHARD)
         for node in nodes.values():
             for name in upstreams[node.name]:
                 node.ways[name] = await stack.enter_async_context(Proxy(nodes[name].port).listening())
@@ -270,3 +281,46 @@ async def test_over_a_slow_link_everything_comes_late_and_in_order(tmp_path: Pat
         assert time.monotonic() - began >= 0.06, "the link was not slow"
         await everything_is_everywhere(nodes)
         assert way.connections == dialed, "slow is not away"
+
+
+async def fill(url: str) -> None:
+    """Publish to another queue until the disk takes nothing more."""
+    async with mqcore.connect(url) as mq:
+        await mq.declare("filler", 1, KEPT)
+        for size in (256 * 1024, 4 * 1024, 16):
+            with contextlib.suppress(errors.Busy):
+                while True:
+                    await mq.publish_many("filler/1", [bytes(size)] * 16)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small file system with space for one more segment of a journal when its filler is gone."""
+    try:
+        with mounted(tmp_path / "disk", 64) as place:
+            yield place
+    except CannotMount as why:
+        pytest.skip(str(why))
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["alive", "killed"])
+async def test_messages_that_an_upstream_with_a_full_disk_defers_arrive_once_and_in_order(
+    tmp_path: Path, disk: Path, killed: bool
+) -> None:
+    async with linked(tmp_path, {"up": disk}, up=(), down=("up",)) as nodes:
+        up, down = nodes["up"], nodes["down"]
+        await up.end_load()
+        await asyncio.to_thread(occupy, disk / "filler", leave=0)
+        await fill(up.url)
+
+        async def defers() -> bool:
+            return await down.backlog() >= 300
+
+        await until("the upstream defers messages", defers)
+        if killed:
+            await up.kill()
+        (disk / "filler").unlink()
+        if killed:
+            await up.start()
+        await down.goes_on()
+        await everything_is_everywhere(nodes)

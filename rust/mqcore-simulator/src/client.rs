@@ -2,6 +2,7 @@
 
 mod body;
 mod eventmq;
+mod job_requests;
 mod jobs;
 mod limits;
 mod micromessage;

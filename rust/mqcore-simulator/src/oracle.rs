@@ -44,11 +44,11 @@ use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::options::{Durability, Status};
 
 use crate::oracle::fanout::SeenFanout;
-use crate::oracle::jobs::SeenJobs;
+use crate::oracle::jobs::{SeenAttempt, SeenJobs};
 use crate::oracle::labels::SeenLabel;
 use crate::oracle::limits::SeenLimits;
 use crate::oracle::schedules::SeenSchedules;
-use crate::scenario::{PublishTerms, Scenario, SimulatedRoute, Target};
+use crate::scenario::{ACKNOWLEDGE_TIMEOUT, PublishTerms, Scenario, SimulatedRoute, Target};
 use crate::time::Micros;
 
 /// By how much a timeout may seem early, because a message was on its way for some time.
@@ -408,6 +408,39 @@ impl Oracle {
             self.check_prefetch(queue, link, now);
         }
         self.check_key(copy, queue, link);
+    }
+
+    /// A worker receives a job whose result the broker keeps, with the results of these jobs.
+    pub(crate) fn job_delivered(&mut self, job: u32, inputs: &[u32], link: ConnectionId, now: Micros) {
+        if !self.jobs.is_requested(job) {
+            return self.find("phantom", format!("a worker gets job {job}, which was never requested"));
+        }
+        let is_doubtful = self.links.get(&link).is_some_and(|link| link.is_doubtful);
+        let other = self.job_runs_elsewhere(job, now);
+        let why = self.jobs.delivered(job, inputs, link, now);
+        let why = why.or_else(|| Some(format!("runs twice: connection {} has it too", other?.0)));
+        if let Some(why) = why.filter(|_| !is_doubtful) {
+            self.find("job", format!("job {job} {why}"));
+        }
+    }
+
+    /// Another connection whose worker has a job, or has ended it.
+    fn job_runs_elsewhere(&self, job: u32, now: Micros) -> Option<ConnectionId> {
+        let is_open = |attempt: &&SeenAttempt| {
+            let link = self.links.get(&attempt.link);
+            let is_connected = link.is_some_and(|link| link.ended.is_none() && !link.is_doubtful);
+            let is_recent = now + TRANSIT_MAX < attempt.at + ACKNOWLEDGE_TIMEOUT;
+            is_connected && (attempt.has_ended() || attempt.report.is_none() && is_recent)
+        };
+        self.jobs.attempts(job).iter().find(is_open).map(|attempt| attempt.link)
+    }
+
+    /// A calm ends. `is_heard`: the client of jobs was connected all the time.
+    pub(crate) fn jobs_calm(&mut self, served: &[bool], is_heard: bool) {
+        let is_served = self.jobs.queue.is_some_and(|queue| served[queue]);
+        for text in self.jobs.calm(is_served, is_heard) {
+            self.find("job", text);
+        }
     }
 
     // ---- Rules -------------------------------------------------------------------------------------------------

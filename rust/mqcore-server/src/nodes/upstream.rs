@@ -270,7 +270,9 @@ impl UpstreamTask {
                     None
                 }
                 LinkInput::Pong => self.link.pong(now),
-                LinkInput::Terminate => return Err("the upstream broker is stopping".into()),
+                LinkInput::Terminate => {
+                    return Err("the upstream broker is stopping, or cannot take a message now".into());
+                }
                 LinkInput::Confirm(through) => self.link.confirm(through, now).then_some(through),
                 // An original broker may answer messages; the answers are for its own clients, which this broker does
                 // not have.

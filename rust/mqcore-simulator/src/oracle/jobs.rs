@@ -5,9 +5,10 @@
 
 use mqcore_broker::model::id::ConnectionId;
 
-use super::{Oracle, SETTLED_AFTER, TRANSIT_MAX};
-use crate::scenario::ACKNOWLEDGE_TIMEOUT;
 use crate::time::Micros;
+
+/// Maximum time until the delivery of a job is settled and synced after its end was saved.
+const SETTLED_AFTER: Micros = 3_000_000;
 
 /// The end of a job, as the broker tells it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,10 +29,10 @@ pub(crate) enum JobReport {
 }
 
 #[derive(Debug)]
-struct SeenAttempt {
-    link: ConnectionId,
-    at: Micros,
-    report: Option<JobReport>,
+pub(super) struct SeenAttempt {
+    pub(super) link: ConnectionId,
+    pub(super) at: Micros,
+    pub(super) report: Option<JobReport>,
 }
 
 #[derive(Debug)]
@@ -60,7 +61,7 @@ struct SeenJob {
 pub(crate) struct SeenJobs {
     jobs: Vec<SeenJob>,
     /// The queue of all of them.
-    queue: Option<usize>,
+    pub(super) queue: Option<usize>,
     has_faulty_disk: bool,
     /// A disk may have lost anything without a trace.
     is_unknown: bool,
@@ -186,6 +187,29 @@ impl SeenJobs {
         Some(format!("job {job} is cancelled after its end was {told:?}"))
     }
 
+    pub(super) fn is_requested(&self, job: u32) -> bool {
+        (job as usize) < self.jobs.len()
+    }
+
+    /// A worker receives a job. Returns the reason why it must not.
+    pub(super) fn delivered(
+        &mut self,
+        job: u32,
+        inputs: &[u32],
+        link: ConnectionId,
+        now: Micros,
+    ) -> Option<String> {
+        let why = self.forbids(job, inputs, now).filter(|_| !self.is_unknown);
+        self.jobs[job as usize].attempts.push(SeenAttempt { link, at: now, report: None });
+        why
+    }
+
+    /// The attempts of a job that keep others from running it. None if it may run again.
+    pub(super) fn attempts(&self, job: u32) -> &[SeenAttempt] {
+        let seen = &self.jobs[job as usize];
+        if seen.may_run_again() || self.is_unknown { &[] } else { &seen.attempts }
+    }
+
     /// Why a worker must not get a job now.
     fn forbids(&self, job: u32, inputs: &[u32], now: Micros) -> Option<String> {
         let seen = &self.jobs[job as usize];
@@ -209,7 +233,7 @@ impl SeenJobs {
     }
 
     /// A calm ends. `is_served`: workers were there all the time. `is_heard`: so was the client. Returns the findings.
-    fn calm(&mut self, is_served: bool, is_heard: bool) -> Vec<String> {
+    pub(super) fn calm(&mut self, is_served: bool, is_heard: bool) -> Vec<String> {
         let mut findings = Vec::new();
         if self.is_unknown || !is_served {
             return findings;
@@ -242,44 +266,8 @@ impl SeenJob {
 }
 
 impl SeenAttempt {
-    fn has_ended(&self) -> bool {
+    pub(super) fn has_ended(&self) -> bool {
         matches!(self.report, Some(JobReport::Done | JobReport::Failed))
-    }
-}
-
-impl Oracle {
-    /// A worker receives a job with these results.
-    pub(crate) fn job_delivered(&mut self, job: u32, inputs: &[u32], link: ConnectionId, now: Micros) {
-        if job as usize >= self.jobs.jobs.len() {
-            return self.find("phantom", format!("a worker gets job {job}, which was never requested"));
-        }
-        let is_doubtful = self.links.get(&link).is_some_and(|link| link.is_doubtful);
-        let why = self.jobs.forbids(job, inputs, now).or_else(|| self.runs_twice(job, now));
-        if let Some(why) = why.filter(|_| !is_doubtful && !self.jobs.is_unknown) {
-            self.find("job", format!("job {job} {why}"));
-        }
-        self.jobs.jobs[job as usize].attempts.push(SeenAttempt { link, at: now, report: None });
-    }
-
-    /// Whether another worker has a job, or has ended it.
-    fn runs_twice(&self, job: u32, now: Micros) -> Option<String> {
-        let seen = &self.jobs.jobs[job as usize];
-        let is_open = |attempt: &&SeenAttempt| {
-            let link = self.links.get(&attempt.link);
-            let is_connected = link.is_some_and(|link| link.ended.is_none() && !link.is_doubtful);
-            let is_recent = now + TRANSIT_MAX < attempt.at + ACKNOWLEDGE_TIMEOUT;
-            is_connected && (attempt.has_ended() || attempt.report.is_none() && is_recent)
-        };
-        let other = seen.attempts.iter().find(is_open).filter(|_| !seen.may_run_again())?;
-        Some(format!("runs twice: connection {} has it too", other.link.0))
-    }
-
-    /// A calm ends. `is_heard`: the client of jobs was connected all the time.
-    pub(crate) fn jobs_calm(&mut self, served: &[bool], is_heard: bool) {
-        let is_served = self.jobs.queue.is_some_and(|queue| served[queue]);
-        for text in self.jobs.calm(is_served, is_heard) {
-            self.find("job", text);
-        }
     }
 }
 

@@ -7,6 +7,7 @@ use mqcore_testkit::Random;
 
 use super::definitions::QueueChange;
 use super::handlers::SimulatedHandler;
+use super::jobs::JobAction;
 use super::limits::{LimitAction, SimulatedLimit};
 use super::schedules::SimulatedSchedule;
 use super::{
@@ -223,6 +224,35 @@ impl Scenario {
     }
 }
 
+impl Scenario {
+    /// Adds a queue of jobs, its workers, the client that requests them, and its requests.
+    fn add_jobs(&mut self, random: &mut Random) {
+        let queue = self.queues.len();
+        self.queues.push(queue_of_jobs(random, queue));
+        self.jobs = Some(queue);
+        let status = self.queues[queue].status;
+        let first = self.clients.len();
+        self.clients.extend((0..=random.index(3)).map(|_| consumer(random, queue, status, true)));
+        let requester = self.clients.len();
+        self.clients
+            .push(SimulatedClient { protocol: Protocol::Eventmq, role: ClientRole::Requester(queue) });
+        for _ in 0..12 + random.below(20) {
+            let client = first + random.index(self.clients.len() - first);
+            let step = match random.below(10) {
+                0 | 1 => ScenarioStep::Connect(client),
+                2 => ScenarioStep::Cut(client),
+                _ => ScenarioStep::Job { client: requester, action: JobAction::choose(random) },
+            };
+            let place = random.index(self.steps.len() + 1);
+            let gap = random.below(self.steps.get(place).map_or(0, |(gap, _)| *gap) + 1_000);
+            self.steps.insert(place, (gap, step));
+        }
+        for client in first..self.clients.len() {
+            self.steps.insert(0, (random.below(3_000), ScenarioStep::Connect(client)));
+        }
+    }
+}
+
 fn queues(random: &mut Random, emphasis: Emphasis) -> Vec<SimulatedQueue> {
     let mut queues: Vec<_> = (0..=random.index(3)).map(|number| queue(random, number)).collect();
     if emphasis == Emphasis::DeadLetters {
@@ -271,7 +301,7 @@ fn queue(random: &mut Random, number: usize) -> SimulatedQueue {
 }
 
 /// A queue of which each message goes to one worker, and is as safe as the runs that the broker keeps for it.
-pub(super) fn queue_of_jobs(random: &mut Random, number: usize) -> SimulatedQueue {
+fn queue_of_jobs(random: &mut Random, number: usize) -> SimulatedQueue {
     SimulatedQueue {
         saves: true,
         durability: Durability::Fsync,
@@ -364,7 +394,7 @@ fn producer(protocol: Protocol, target: Target) -> SimulatedClient {
     SimulatedClient { protocol, role: ClientRole::Producer(target) }
 }
 
-pub(super) fn consumer(random: &mut Random, queue: usize, status: Status, has_jobs: bool) -> SimulatedClient {
+fn consumer(random: &mut Random, queue: usize, status: Status, has_jobs: bool) -> SimulatedClient {
     // Only TMQP pulls, and EventMQ's workers run each job for one worker.
     let pulls = matches!(status, Status::Pull | Status::Cache);
     let protocol = match protocol(random) {
