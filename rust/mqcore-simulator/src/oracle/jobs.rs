@@ -9,6 +9,8 @@ use crate::time::Micros;
 
 /// Maximum time until the delivery of a job is settled and synced after its end was saved.
 const SETTLED_AFTER: Micros = 3_000_000;
+/// Maximum time between two notices about a job that arrive in the other order.
+const CROSSING_MAX: Micros = 500_000;
 
 /// The end of a job, as the broker tells it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -144,10 +146,13 @@ impl SeenJobs {
     }
 
     /// Why a job cannot have this end.
-    fn contradicts(&self, job: u32, result: JobResult) -> Option<String> {
+    fn contradicts(&self, job: u32, result: JobResult, now: Micros) -> Option<String> {
         let seen = &self.jobs[job as usize];
-        // A failed job that runs again has its last result, unless jobs of a flow have followed it.
-        let stands = |told: &(JobResult, Micros)| told.0 != result && told.0 != JobResult::Failed;
+        // A failed job that runs again has its last result, unless jobs of a flow have followed it. What clients hear of both
+        // runs may cross on its way.
+        let crosses = |at: Micros| result == JobResult::Failed && at + CROSSING_MAX > now;
+        let stands =
+            |told: &(JobResult, Micros)| told.0 != result && told.0 != JobResult::Failed && !crosses(told.1);
         if let Some((told, _)) = seen.told.filter(stands) {
             return Some(format!("its end was {told:?} before"));
         }
@@ -167,9 +172,9 @@ impl SeenJobs {
 
     /// A client hears how a job has ended. Returns the finding.
     pub(crate) fn told(&mut self, job: u32, result: JobResult, now: Micros) -> Option<String> {
-        let contradiction = self.contradicts(job, result).filter(|_| !self.is_unknown);
+        let contradiction = self.contradicts(job, result, now).filter(|_| !self.is_unknown);
         let told = &mut self.jobs[job as usize].told;
-        if told.is_none_or(|(told, _)| told != result) {
+        if told.is_none_or(|(told, _)| told == JobResult::Failed && told != result) {
             *told = Some((result, now));
         }
         contradiction.map(|why| format!("job {job} has the end {result:?}, and {why}"))
