@@ -38,7 +38,7 @@ def environment(url: str, directory: Path) -> dict[str, str]:
         {
             "MQCORE_JOBS_URL": url,
             "SHOP_DATABASE": str(directory / "shop.sqlite3"),
-            "DJANGO_SETTINGS_MODULE": "shop.settings",
+            "DJANGO_SETTINGS_MODULE": "retrying" if (directory / "retrying.py").exists() else "shop.settings",
         },
     )
 
@@ -173,6 +173,43 @@ except TaskResultDoesNotExist as error:
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(30) == 0
     assert "succeeded" in (tmp_path / "worker.log").read_text()
+
+
+def test_a_failed_task_is_tried_again_as_often_as_the_options_say(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "retrying.py").write_text(
+        "from mqcore import Backoff\n"
+        "from shop.settings import *\n"
+        'INSTALLED_APPS += ["flaky"]\n'
+        'TASKS["default"]["OPTIONS"] |= {"retries": 2, "backoff": Backoff(first="50ms")}\n'
+    )
+    (tmp_path / "flaky").mkdir()
+    (tmp_path / "flaky" / "__init__.py").touch()
+    (tmp_path / "flaky" / "tasks.py").write_text(
+        "from shop.tasks import task\n"
+        "@task(takes_context=True)\n"
+        "def flaky(context, failures):\n"
+        "    if context.attempt <= failures:\n"
+        "        raise ConnectionError(f'attempt {context.attempt}')\n"
+        "    return context.attempt\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with working(url, tmp_path, "--pool", "thread"):
+        found = program(
+            url,
+            tmp_path,
+            """
+from flaky.tasks import flaky
+good, bad = flaky.enqueue(2), flaky.enqueue(3)
+ended(good, bad)
+found |= {"value": good.return_value, "attempts": [good.attempts, bad.attempts], "failed": bad.status,
+    "trace": bad.errors[0].traceback}
+""",
+        )
+    assert (found["value"], found["failed"]) == (3, "FAILED")
+    assert found["attempts"] == [3, 3]
+    assert "attempt 3" in found["trace"]
 
 
 def test_a_task_starts_after_its_time(url: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import new_user
 from served import ROOT
 
 # At the end, and only for these imports: other files there have the names of test modules.
@@ -52,3 +53,45 @@ def test_program_for_another_broker_does_what_that_for_mqcore_does(name: str, tm
         pytest.skip(str(reason))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == output
+
+
+FASTSTREAM = """
+import asyncio
+from faststream.rabbit import TestRabbitBroker
+from faststream_billing import Invoice, Order, bill, broker
+
+invoices = []
+
+@broker.subscriber("invoices")
+async def take(invoice: Invoice) -> None:
+    invoices.append(invoice)
+
+async def main() -> None:
+    async with TestRabbitBroker(broker):
+        await broker.publish(Order(number=7, total=100.0), "orders")
+        bill.mock.assert_called_once_with({"number": 7, "total": 100.0})
+
+asyncio.run(main())
+print([(invoice.number, round(invoice.total, 2)) for invoice in invoices])
+"""
+
+
+@pytest.mark.full("installs FastStream")
+@pytest.mark.timeout(300)
+def test_program_that_the_guide_for_faststream_begins_with_works_with_faststream(tmp_path: Path) -> None:
+    if os.name == "nt" or not new_user.reachable():
+        pytest.skip("pip cannot download packages")
+    python = tmp_path / "environment" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", python.parent.parent], check=True)
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "faststream[rabbit]"], check=True)
+    program = [python, "-c", FASTSTREAM]
+    done = subprocess.run(
+        program,
+        cwd=ROOT / "docs" / "snippets" / "migrate" / "faststream",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["billed order 7", "[(7, 119.0)]"]

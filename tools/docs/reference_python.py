@@ -12,6 +12,7 @@ MODULES = {
     "client": ("mqcore.client",),
     "app": ("mqcore.app",),
     "jobs": ("mqcore.jobs",),
+    "frameworks": ("mqcore.fastapi", "mqcore.django", "mqcore.flask", "mqcore.notebook"),
     "ratelimit": ("mqcore.ratelimit", "mqcore.throttr"),
     "testing": ("mqcore.testing",),
     "admin": ("mqcore.admin", "mqcore.backup"),
@@ -23,6 +24,7 @@ MODULES = {
 }
 TITLES = {
     "client": "Clients: mqcore.client",
+    "frameworks": "Web frameworks and notebooks: mqcore.fastapi, mqcore.django, mqcore.flask, mqcore.notebook",
     "ratelimit": "Rate limits: mqcore.ratelimit, mqcore.throttr",
     "admin": "Administration: mqcore.admin, mqcore.backup",
     "extensions": "Protocol extensions: mqcore.extensions, mqcore.micromessage",

@@ -148,8 +148,8 @@ impl SeenJobs {
     /// Why a job cannot have this end.
     fn contradicts(&self, job: u32, result: JobResult, now: Micros) -> Option<String> {
         let seen = &self.jobs[job as usize];
-        // A failed job that runs again has its last result, unless jobs of a flow have followed it. What clients hear of both
-        // runs may cross on its way.
+        // A failed job that runs again has its last result, unless jobs of a flow have followed it. Notices about both runs may
+        // cross on their way.
         let crosses = |at: Micros| result == JobResult::Failed && at + CROSSING_MAX > now;
         let stands =
             |told: &(JobResult, Micros)| told.0 != result && told.0 != JobResult::Failed && !crosses(told.1);
