@@ -7,7 +7,7 @@ use mqcore_simulator::scenario::Scenario;
 use mqcore_testkit::seeds;
 
 /// Seeds that have found something.
-const REPAIRED: [u64; 22] = [
+const REPAIRED: [u64; 23] = [
     // The operator restored a paused queue before its dead-letter queue, and did not notice that the broker refused.
     20_144_333,
     // The oracle took a message for gone that waited behind the runs of a schedule for longer than a calm.
@@ -46,6 +46,8 @@ const REPAIRED: [u64; 22] = [
     3_299_629_741_228,
     // A cancellation removed a job before it was saved: after a crash its flow waited for ever.
     2_199_023_556_302,
+    // The oracle expected a broadcast message that expired while a handler decided about the one before it.
+    2_199_026_273_902,
 ];
 
 #[test]
