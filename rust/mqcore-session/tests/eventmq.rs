@@ -802,6 +802,22 @@ fn worker_can_set_the_delay_of_a_retry() {
 }
 
 #[test]
+fn worker_that_asks_for_more_attempts_than_a_job_has_ends_it_with_its_error() {
+    let mut world = World::new(1);
+    let (client, worker) = (world.client(), world.worker("", 4));
+    world.request(client, "j", "default", "reply-requested,retry-count:1");
+    world.messages(client);
+    let result = r#"{"error": "busy", "retry_after": 0}"#;
+    for _ in 0..2 {
+        assert_eq!(world.jobs(worker), ["j"]);
+        assert!(world.messages(client).is_empty());
+        world.say(worker, &["REPLY", "x", result, "j"]);
+    }
+    assert_eq!(world.messages(client)[0][4], result, "not that the worker was lost");
+    assert!(world.jobs(worker).is_empty());
+}
+
+#[test]
 fn job_finishes_only_when_its_result_is_in_the_named_queue() {
     let mut world = World::new(3);
     let client = world.client();

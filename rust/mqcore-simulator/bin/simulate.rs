@@ -17,8 +17,8 @@ Run the broker in simulated time with random clients and faults, and compare wha
 clients see with the promises.
 
   --first SEED       First seed. Every second one gets a scenario in which more areas
-                     meet, and every second of these pairs also jobs with results; they
-                     have numbers above 2^40. [default: from the clock]
+                     meet, and every second of these pairs jobs whose results are kept;
+                     they have numbers above 2^40. [default: from the clock]
   --seeds COUNT      Number of seeds. [default: 1000]
   --seconds SECONDS  Stop after this time, whatever the number of seeds.
   --seed SEED        Replay one seed; if it breaks a promise, print its smallest scenario and its trace.

@@ -66,6 +66,8 @@ pub(crate) struct SimulatedPeer {
     schedule: Option<SimulatedSchedule>,
     /// As a worker, it asks for the number of each attempt.
     counts: bool,
+    /// Its jobs have terms of their own.
+    varies_jobs: bool,
     /// The jobs that it has requested, and those of each flow by its first one.
     jobs: Vec<u32>,
     flows: BTreeMap<u32, Vec<u32>>,
@@ -214,6 +216,7 @@ impl SimulatedPeer {
             limit,
             schedule,
             counts: scenario.jobs.is_some() && index.is_multiple_of(2),
+            varies_jobs: scenario.varies_jobs(),
             jobs: Vec::new(),
             flows: BTreeMap::new(),
             log,

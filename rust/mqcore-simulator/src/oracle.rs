@@ -422,6 +422,20 @@ impl Oracle {
         if let Some(why) = why.filter(|_| !is_doubtful) {
             self.find("job", format!("job {job} {why}"));
         }
+        self.check_key_of_job(job);
+    }
+
+    /// A worker has received a job whose key allows so many at a time.
+    fn check_key_of_job(&mut self, job: u32) {
+        let Some((key, most, attempts)) = self.jobs.of_key(job) else { return };
+        let is_running = |attempt: &&SeenAttempt| {
+            let link = self.links.get(&attempt.link);
+            attempt.report.is_none() && link.is_some_and(|link| link.ended.is_none() && !link.is_doubtful)
+        };
+        let running = attempts.filter(is_running).count();
+        if running > most as usize {
+            self.find("concurrency", format!("{running} jobs run with the key {key}, which allows {most}"));
+        }
     }
 
     /// Another connection whose worker has a job, or has ended it.

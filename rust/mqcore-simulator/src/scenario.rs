@@ -312,11 +312,20 @@ impl Scenario {
         seed | choose::JOBS
     }
 
-    /// The seed of one of the four kinds of scenarios, in turn.
+    /// The seed of one of the eight kinds of scenarios, in turn.
     #[must_use]
     pub fn variant(seed: u64, turn: usize) -> u64 {
         let seed = if turn.is_multiple_of(2) { seed } else { Self::crowded(seed) };
-        if turn % 4 < 2 { seed } else { Self::with_jobs(seed) }
+        match turn % 8 {
+            0 | 1 | 4 | 5 => seed,
+            2 | 3 => Self::with_jobs(seed),
+            _ => Self::with_jobs(seed) | choose::JOB_TERMS,
+        }
+    }
+
+    /// Whether jobs whose results the broker keeps have terms of their own.
+    pub(crate) fn varies_jobs(&self) -> bool {
+        self.seed & choose::JOB_TERMS != 0
     }
 
     pub(crate) fn is_crowded(&self) -> bool {

@@ -52,7 +52,7 @@ const REPAIRED: [u64; 23] = [
 
 #[test]
 fn clients_see_no_broken_promise() {
-    let new = seeds(200, 10_000).flat_map(|seed| (0..4).map(move |turn| Scenario::variant(seed, turn)));
+    let new = seeds(100, 5_000).flat_map(|seed| (0..8).map(move |turn| Scenario::variant(seed, turn)));
     for seed in REPAIRED.into_iter().chain(new) {
         let report = run(&Scenario::of_seed(seed), false);
         if let Some(finding) = report.finding {
@@ -64,7 +64,7 @@ fn clients_see_no_broken_promise() {
 #[test]
 fn a_seed_replays_to_the_last_byte() {
     // In the first, a worker with several jobs is lost: their clients must hear in the same order each time.
-    let new = seeds(10, 250).flat_map(|seed| (0..4).map(move |turn| Scenario::variant(seed, turn)));
+    let new = seeds(10, 250).flat_map(|seed| (0..8).map(move |turn| Scenario::variant(seed, turn)));
     for seed in std::iter::once(2_894_081_680).chain(new) {
         let scenario = Scenario::of_seed(seed);
         let (first, second) = (run(&scenario, true), run(&scenario, true));
@@ -112,7 +112,7 @@ fn runs_exercise_what_they_are_for() {
         ", Cancelled)",
     ];
     // The rarest of them is in one run of about two hundred.
-    for seed in (0..3000).flat_map(|seed| (0..4).map(move |turn| Scenario::variant(seed, turn))) {
+    for seed in (0..3000).flat_map(|seed| (0..8).map(move |turn| Scenario::variant(seed, turn))) {
         let report = run(&Scenario::of_seed(seed), true);
         events.retain(|event| !report.trace.lines().iter().any(|line| line.contains(event)));
         if events.is_empty() {

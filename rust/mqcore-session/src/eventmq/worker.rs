@@ -400,7 +400,7 @@ impl Work {
             if running.kept { JobOutcome::of(body, running.wishes.timeout > 0) } else { JobOutcome::Done };
         let tries_left = u32::from(running.put_backs) < running.wishes.retry_count;
         match outcome {
-            JobOutcome::Failed(Some(after)) => {
+            JobOutcome::Failed(Some(after)) if tries_left || running.wishes.guarantee => {
                 self.retry(&id, serial, &job::failure_reason(body), now.after(after), commands);
                 return true;
             }
@@ -409,7 +409,7 @@ impl Work {
                 self.retry(&id, serial, &job::failure_reason(body), at, commands);
                 return true;
             }
-            JobOutcome::Failed(None) | JobOutcome::FailedForGood | JobOutcome::Done => {}
+            JobOutcome::Failed(_) | JobOutcome::FailedForGood | JobOutcome::Done => {}
         }
         if self.keep_result(&id, serial, body, me, commands) || self.record_result(&id, serial, body, outcome)
         {

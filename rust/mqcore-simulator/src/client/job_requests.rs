@@ -3,12 +3,12 @@
 use mqcore_wire::eventmq::{EmqpCommand, Job};
 
 use super::eventmq::encode;
-use super::jobs::{FAILED, HEADERS, JobEvent, JobWork, RETRY, body_around, done, job_id};
+use super::jobs::{FAILED, JobEvent, JobWork, RETRY, body_around, done, job_id};
 use super::{Dialect, SimulatedPeer};
 use crate::agenda::Due;
 use crate::oracle::jobs::JobReport;
 use crate::scenario::ClientRole;
-use crate::scenario::jobs::JobAction;
+use crate::scenario::jobs::{JobAction, JobTerms};
 use crate::scene::Scene;
 
 impl SimulatedPeer {
@@ -23,7 +23,7 @@ impl SimulatedPeer {
                 let mut jobs = Vec::new();
                 for _ in 0..count {
                     let after = jobs.last().copied().into_iter().collect();
-                    jobs.push(scene.oracle.jobs.requested(after));
+                    jobs.push(self.requested_step(after, scene));
                 }
                 let steps = jobs.iter().enumerate();
                 let steps =
@@ -32,10 +32,9 @@ impl SimulatedPeer {
                 self.begin_flow(&jobs, steps, scene);
             }
             JobAction::Gather(count) => {
-                let mut jobs: Vec<u32> =
-                    (0..count).map(|_| scene.oracle.jobs.requested(Vec::new())).collect();
+                let mut jobs: Vec<u32> = (0..count).map(|_| self.requested_step(Vec::new(), scene)).collect();
                 let mut steps: Vec<String> = jobs.iter().map(|job| self.step(*job, None, false)).collect();
-                let last = scene.oracle.jobs.requested(jobs.clone());
+                let last = self.requested_step(jobs.clone(), scene);
                 steps.push(self.step(last, 0..count, true));
                 jobs.push(last);
                 self.begin_flow(&jobs, steps, scene);
@@ -52,14 +51,26 @@ impl SimulatedPeer {
         }
     }
 
+    /// The terms of the job that is requested next.
+    fn next_terms(&self, scene: &Scene) -> JobTerms {
+        JobTerms::of(scene.oracle.jobs.count(), self.varies_jobs)
+    }
+
+    /// The next job of a flow.
+    fn requested_step(&self, after: Vec<u32>, scene: &mut Scene) -> u32 {
+        let terms = self.next_terms(scene);
+        scene.oracle.jobs.requested(after, JobTerms { guarantee: true, ..terms })
+    }
+
     fn enqueue(&mut self, scene: &mut Scene) {
-        let job = scene.oracle.jobs.requested(Vec::new());
+        let terms = self.next_terms(scene);
+        let (job, headers) = (scene.oracle.jobs.requested(Vec::new(), terms), terms.headers(false));
         scene.note(format_args!("client {} requests job {job}", self.index));
         let (head, tail) = body_around(job);
         let (body, queue) = (head + tail, self.address());
         let request = Job {
             queue: queue.as_bytes(),
-            headers: HEADERS.as_bytes(),
+            headers: headers.as_bytes(),
             body: body.as_bytes(),
             extra: Vec::new(),
         };
@@ -75,8 +86,9 @@ impl SimulatedPeer {
         let (head, after) = (head.replace('"', "\\\""), after.into_iter().map(|place| place.to_string()));
         let after = after.collect::<Vec<_>>().join(",");
         let (id, queue) = (job_id(job), self.address());
+        let headers = JobTerms::of(job, self.varies_jobs).headers(true);
         format!(
-            "{{\"id\":\"{id}\",\"queue\":\"{queue}\",\"headers\":\"{HEADERS}\",\"head\":\"{head}\",\"tail\":\"{tail}\",\
+            "{{\"id\":\"{id}\",\"queue\":\"{queue}\",\"headers\":\"{headers}\",\"head\":\"{head}\",\"tail\":\"{tail}\",\
              \"after\":[{after}],\"gathers\":{gathers}}}"
         )
     }

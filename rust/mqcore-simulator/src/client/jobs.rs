@@ -4,8 +4,6 @@ use mqcore_wire::eventmq::Job;
 
 use crate::oracle::jobs::{JobReport, JobResult};
 
-/// Headers of all of these jobs. The broker keeps the results for longer than any run.
-pub(super) const HEADERS: &str = "reply-requested,guarantee,result-ttl:864000";
 /// The result of an attempt after which the broker tries again.
 pub(super) const RETRY: &str = "{\"error\": {\"type\": \"Simulated\"}, \"retry_after\": 0.02}";
 /// The result of an attempt after which it does not.
@@ -59,6 +57,7 @@ impl JobEvent {
                 () if text == done(job) => JobResult::Done,
                 () if text.contains("\"Cancelled\"") => JobResult::Cancelled,
                 () if text.contains("\"Simulated\"") => JobResult::Failed,
+                () if text.contains("\"Lost\"") => JobResult::Lost,
                 () => panic!("job {job} has the result {text}"),
             };
             return Some(Self::Told(job, result));

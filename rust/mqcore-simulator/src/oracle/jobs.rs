@@ -5,6 +5,7 @@
 
 use mqcore_broker::model::id::ConnectionId;
 
+use crate::scenario::jobs::JobTerms;
 use crate::time::Micros;
 
 /// Maximum time until the delivery of a job is settled and synced after its end was saved.
@@ -17,6 +18,8 @@ const CROSSING_MAX: Micros = 500_000;
 pub(crate) enum JobResult {
     Done,
     Failed,
+    /// Its worker was lost, and no other one gets it.
+    Lost,
     Cancelled,
 }
 
@@ -39,6 +42,9 @@ pub(super) struct SeenAttempt {
 
 #[derive(Debug)]
 struct SeenJob {
+    terms: JobTerms,
+    /// A job without a guarantee may have been with a worker that was lost.
+    may_be_lost: bool,
     /// The jobs whose results it gets.
     after: Vec<u32>,
     /// The broker has confirmed that it keeps the job.
@@ -74,9 +80,16 @@ impl SeenJobs {
         Self { jobs: Vec::new(), queue, has_faulty_disk: false, is_unknown: false }
     }
 
+    /// The number of jobs so far.
+    pub(crate) fn count(&self) -> u32 {
+        self.jobs.len() as u32
+    }
+
     /// A client requests a job. Returns its number.
-    pub(crate) fn requested(&mut self, after: Vec<u32>) -> u32 {
+    pub(crate) fn requested(&mut self, after: Vec<u32>, terms: JobTerms) -> u32 {
         self.jobs.push(SeenJob {
+            terms,
+            may_be_lost: false,
             after,
             is_kept: false,
             may_be_cancelled: false,
@@ -123,6 +136,9 @@ impl SeenJobs {
                 |attempt: &SeenAttempt| link.is_none_or(|link| attempt.link == link) && attempt.has_ended();
             let is_recent = job.told.is_none_or(|(_, at)| at + SETTLED_AFTER > now);
             job.may_return |= is_recent && job.attempts.iter().any(ends);
+            // It may be on its way to the worker. Without retries, its delivery is settled before, which a crash may undo.
+            job.may_be_lost |= !job.terms.guarantee && is_recent;
+            job.may_return |= job.may_be_lost;
         }
     }
 
@@ -150,13 +166,15 @@ impl SeenJobs {
         let seen = &self.jobs[job as usize];
         // A failed job that runs again has its last result, unless jobs of a flow have followed it. Notices about both runs may
         // cross on their way.
-        let crosses = |at: Micros| result == JobResult::Failed && at + CROSSING_MAX > now;
-        let stands =
-            |told: &(JobResult, Micros)| told.0 != result && told.0 != JobResult::Failed && !crosses(told.1);
+        let crosses =
+            |at: Micros| !matches!(result, JobResult::Done | JobResult::Cancelled) && at + CROSSING_MAX > now;
+        let is_final = |told: JobResult| matches!(told, JobResult::Done | JobResult::Cancelled);
+        let stands = |told: &(JobResult, Micros)| told.0 != result && is_final(told.0) && !crosses(told.1);
         if let Some((told, _)) = seen.told.filter(stands) {
             return Some(format!("its end was {told:?} before"));
         }
-        if seen.cancelled.is_some() && result != JobResult::Cancelled {
+        // Its client may hear that its worker was lost while it is cancelled.
+        if seen.cancelled.is_some() && !matches!(result, JobResult::Cancelled | JobResult::Lost) {
             return Some("it is cancelled".to_owned());
         }
         let was_reported = |report: JobReport| {
@@ -164,7 +182,16 @@ impl SeenJobs {
         };
         let is_possible = match result {
             JobResult::Done => was_reported(JobReport::Done)(seen),
-            JobResult::Failed => self.may_end(job, &was_reported(JobReport::Failed)),
+            JobResult::Failed => self.may_end(job, &|seen| {
+                let is_last = |attempt: &SeenAttempt| match attempt.report {
+                    Some(JobReport::Failed) => true,
+                    // Its attempts are used up.
+                    Some(JobReport::Retry) => !seen.terms.guarantee,
+                    _ => false,
+                };
+                seen.attempts.iter().any(is_last)
+            }),
+            JobResult::Lost => seen.may_be_lost,
             JobResult::Cancelled => self.may_end(job, &|seen| seen.may_be_cancelled),
         };
         (!is_possible).then(|| "nothing has led to that".to_owned())
@@ -174,7 +201,8 @@ impl SeenJobs {
     pub(crate) fn told(&mut self, job: u32, result: JobResult, now: Micros) -> Option<String> {
         let contradiction = self.contradicts(job, result, now).filter(|_| !self.is_unknown);
         let told = &mut self.jobs[job as usize].told;
-        if told.is_none_or(|(told, _)| told == JobResult::Failed && told != result) {
+        let is_open = |told| matches!(told, JobResult::Failed | JobResult::Lost);
+        if told.is_none_or(|(told, _)| is_open(told) && told != result) {
             *told = Some((result, now));
         }
         contradiction.map(|why| format!("job {job} has the end {result:?}, and {why}"))
@@ -187,7 +215,7 @@ impl SeenJobs {
             return None;
         }
         seen.cancelled.get_or_insert(now);
-        let told = seen.told.filter(|(told, _)| *told != JobResult::Cancelled);
+        let told = seen.told.filter(|(told, _)| !matches!(told, JobResult::Cancelled | JobResult::Lost));
         let (told, _) = told.filter(|_| !self.is_unknown)?;
         Some(format!("job {job} is cancelled after its end was {told:?}"))
     }
@@ -207,6 +235,13 @@ impl SeenJobs {
         let why = self.forbids(job, inputs, now).filter(|_| !self.is_unknown);
         self.jobs[job as usize].attempts.push(SeenAttempt { link, at: now, report: None });
         why
+    }
+
+    /// The key of a job, how many jobs with that run at a time, and the attempts of those jobs.
+    pub(super) fn of_key(&self, job: u32) -> Option<(u32, u32, impl Iterator<Item = &SeenAttempt>)> {
+        let (key, most) = self.jobs[job as usize].terms.key.filter(|_| !self.is_unknown)?;
+        let of_key = self.jobs.iter().filter(move |other| other.terms.key.is_some_and(|(of, _)| of == key));
+        Some((key, most, of_key.flat_map(|other| &other.attempts)))
     }
 
     /// The attempts of a job that keep others from running it. None if it may run again.
@@ -250,9 +285,10 @@ impl SeenJobs {
                 seen.may_be_cancelled || seen.attempts.iter().any(has_failed)
             };
             let is_done = seen.attempts.iter().any(|attempt| attempt.report == Some(JobReport::Done));
-            if self.may_end(job, &|seen| seen.may_wait) {
+            if self.may_end(job, &|seen| seen.may_wait) || seen.may_be_lost {
                 continue;
             }
+            let is_done = is_done || !seen.terms.guarantee;
             if seen.is_kept && !is_done && !self.may_end(job, &ends_otherwise) {
                 findings.push(format!("job {job} is kept, and has not run"));
             } else if seen.is_kept && is_heard && seen.told.is_none() {
@@ -286,8 +322,9 @@ mod tests {
     /// Two jobs, the second with the result of the first. Both are kept.
     fn chain() -> SeenJobs {
         let mut jobs = SeenJobs::new(Some(0));
-        let first = jobs.requested(Vec::new());
-        let second = jobs.requested(vec![first]);
+        let terms = JobTerms::of(0, false);
+        let first = jobs.requested(Vec::new(), terms);
+        let second = jobs.requested(vec![first], terms);
         jobs.kept(first);
         jobs.kept(second);
         jobs

@@ -37,6 +37,8 @@ enum Emphasis {
 pub(super) const CROWDED: u64 = 1 << 40;
 /// Seeds with this bit also have jobs whose results the broker keeps.
 pub(super) const JOBS: u64 = 1 << 41;
+/// With this bit too, the jobs have terms of their own.
+pub(super) const JOB_TERMS: u64 = 1 << 42;
 
 /// How rare each area is: 1 of so many scenarios has it.
 #[derive(Debug, Clone, Copy)]
