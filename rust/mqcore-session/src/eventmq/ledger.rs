@@ -118,6 +118,17 @@ pub enum LedgerRequest {
     },
 }
 
+impl LedgerRequest {
+    /// The id of a request that changes something.
+    #[must_use]
+    pub fn id_of_change(&self) -> Option<&[u8]> {
+        match self {
+            Self::Cancel { request, .. } | Self::Begin { request, .. } => Some(request),
+            Self::Await { .. } | Self::Lookup { .. } => None,
+        }
+    }
+}
+
 /// Keeps results, cancellations and flows. Called while a connection reads, so it must not block.
 pub trait JobLedger: fmt::Debug + Send + Sync {
     /// The state that sessions share with it.

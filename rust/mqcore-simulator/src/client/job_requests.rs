@@ -131,9 +131,7 @@ impl SimulatedPeer {
                 jobs.for_each(|job| scene.oracle.jobs.kept(*job));
                 None
             }
-            JobEvent::Begun(first, false) => {
-                Some(format!("the flow that begins with job {first} is refused"))
-            }
+            JobEvent::Begun(first, false) => scene.oracle.jobs.refused(first),
         };
         if let Some(text) = finding {
             scene.oracle.find("job", text);

@@ -108,6 +108,12 @@ impl SeenJobs {
         self.jobs[job as usize].is_kept = true;
     }
 
+    /// The broker refuses a flow. Returns the finding.
+    pub(crate) fn refused(&self, first: u32) -> Option<String> {
+        let has_reason = self.has_faulty_disk || self.is_unknown;
+        (!has_reason).then(|| format!("the flow that begins with job {first} is refused"))
+    }
+
     /// A client asks for the end of a job.
     pub(crate) fn asked_to_cancel(&mut self, job: u32) {
         self.jobs[job as usize].may_be_cancelled = true;
@@ -169,7 +175,9 @@ impl SeenJobs {
         let crosses =
             |at: Micros| !matches!(result, JobResult::Done | JobResult::Cancelled) && at + CROSSING_MAX > now;
         let is_final = |told: JobResult| matches!(told, JobResult::Done | JobResult::Cancelled);
-        let stands = |told: &(JobResult, Micros)| told.0 != result && is_final(told.0) && !crosses(told.1);
+        let stands = |told: &(JobResult, Micros)| {
+            told.0 != result && is_final(told.0) && !crosses(told.1) && !seen.is_told_unsaved()
+        };
         if let Some((told, _)) = seen.told.filter(stands) {
             return Some(format!("its end was {told:?} before"));
         }
@@ -216,7 +224,8 @@ impl SeenJobs {
         }
         seen.cancelled.get_or_insert(now);
         let told = seen.told.filter(|(told, _)| !matches!(told, JobResult::Cancelled | JobResult::Lost));
-        let (told, _) = told.filter(|_| !self.is_unknown)?;
+        let is_told_unsaved = seen.is_told_unsaved();
+        let (told, _) = told.filter(|_| !self.is_unknown && !is_told_unsaved)?;
         Some(format!("job {job} is cancelled after its end was {told:?}"))
     }
 
@@ -301,6 +310,11 @@ impl SeenJobs {
 }
 
 impl SeenJob {
+    /// Whether its client may have heard of an end that a faulty disk has not saved. Without a guarantee, that is the last end.
+    fn is_told_unsaved(&self) -> bool {
+        self.is_unsaved && !self.terms.guarantee
+    }
+
     fn may_run_again(&self) -> bool {
         self.may_return || self.is_unsaved
     }

@@ -17,6 +17,8 @@ use mqcore_scheduler::scheduler::EntryId;
 use mqcore_session::jobs::{EndedJob, LedgerRequest};
 use mqcore_session::schedules::ScheduleEnd;
 
+use crate::jobs::ledger::unsaved_answer;
+
 use super::draft::ScheduleDraft;
 use super::keeper::Keeper;
 use super::queues::default_queue;
@@ -59,6 +61,8 @@ pub struct ScheduleRounds<S: Storage> {
     has_failed: bool,
     watch: ClockWatch,
     damaged: Vec<u32>,
+    /// Answers to requests that came while nothing could be saved.
+    refusals: Vec<(ConnectionId, JobNotice)>,
 }
 
 impl<S: Storage> ScheduleRounds<S> {
@@ -72,6 +76,7 @@ impl<S: Storage> ScheduleRounds<S> {
             has_failed: false,
             watch: ClockWatch::default(),
             damaged: Vec::new(),
+            refusals: Vec::new(),
         }
     }
 
@@ -127,22 +132,33 @@ impl<S: Storage> ScheduleRounds<S> {
         self.keeper.job_ended(job, system_ms);
     }
 
-    /// A request of a client about jobs; saved at the end of the round.
+    /// A request of a client about jobs; saved at the end of the round. While nothing can be saved, a request for a change is
+    /// refused.
     pub fn job_request(&mut self, asker: ConnectionId, request: LedgerRequest, system_ms: u64) {
+        if self.is_failing
+            && let Some(id) = request.id_of_change()
+        {
+            return self.refusals.push((asker, unsaved_answer(id)));
+        }
         self.keeper.job_request(asker, request, system_ms);
     }
 
     /// Notices for sessions about jobs. Only after [`ScheduleRounds::end`]. While nothing can be saved, workers keep the
-    /// deliveries whose results were not saved, and clients wait.
+    /// deliveries whose results were not saved, and clients wait for results.
     pub fn take_notices(&mut self) -> Vec<(ConnectionId, JobNotice)> {
+        let mut notices = std::mem::take(&mut self.refusals);
         if self.has_failed {
-            let refused = self.keeper.take_notices().into_iter().map(|(asker, notice)| match notice {
-                JobNotice::Kept(result) => (asker, JobNotice::NotKept(result)),
-                notice => (asker, notice),
+            let refused = self.keeper.take_notices().into_iter().filter_map(|(asker, notice)| match notice {
+                JobNotice::Kept(result) => Some((asker, JobNotice::NotKept(result))),
+                // Answers to requests. All other notices are about results, which a crash may undo.
+                JobNotice::Told { queue: None, message } => Some((asker, unsaved_answer(message.id()))),
+                _ => None,
             });
-            return refused.filter(|(_, notice)| matches!(notice, JobNotice::NotKept(_))).collect();
+            notices.extend(refused);
+        } else if !self.is_failing {
+            notices.extend(self.keeper.take_notices());
         }
-        if self.is_failing { Vec::new() } else { self.keeper.take_notices() }
+        notices
     }
 
     /// An event of a shard about runs.

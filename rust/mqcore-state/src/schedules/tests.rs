@@ -1,14 +1,15 @@
 //! Tests of rounds and of single steps. `crashes` tests them together, with disks and shards.
 
 use mqcore_broker::model::command::Command;
-use mqcore_broker::model::effect::Event;
-use mqcore_broker::model::id::QueueAddress;
+use mqcore_broker::model::effect::{Event, JobNotice};
+use mqcore_broker::model::id::{ConnectionId, QueueAddress};
 use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_journal::options::Options;
-use mqcore_journal::storage::MemoryStorage;
+use mqcore_journal::storage::{Fault, MemoryStorage, StorageCall};
 use mqcore_scheduler::plan::PlanProgress;
 use mqcore_scheduler::scheduler::EntryId;
+use mqcore_session::jobs::LedgerRequest;
 use mqcore_session::schedules::{Headers, ScheduleRequest};
 
 use super::draft::{Crons, parse_request};
@@ -154,6 +155,50 @@ fn reopened(disk: &MemoryStorage, now: u64) -> Keeper<MemoryStorage> {
     let options = Options { now_ms: now, ..Options::default() };
     let opened = Keeper::open(disk.clone(), options, PLACEMENT, &Crons::default(), &mut |_| Ok(()));
     opened.expect("it opens").0
+}
+
+/// Sends a request about jobs, and ends a round. Returns the answers.
+fn answers(rounds: &mut ScheduleRounds<MemoryStorage>, request: LedgerRequest) -> Vec<String> {
+    rounds.job_request(ConnectionId(1), request, START);
+    let saved = rounds.begin(terms(START)).and_then(|_| rounds.write()).and_then(|()| rounds.sync());
+    rounds.end(saved);
+    let texts = rounds.take_notices().into_iter().filter_map(|(_, notice)| match notice {
+        JobNotice::Told { message, .. } => Some(String::from_utf8_lossy(message.body()).into_owned()),
+        _ => None,
+    });
+    texts.collect()
+}
+
+#[test]
+fn a_request_about_jobs_that_cannot_be_saved_is_refused_at_once() {
+    for is_full in [true, false] {
+        let disk = MemoryStorage::new(1);
+        let mut rounds = ScheduleRounds::new(reopened(&disk, START));
+        let cancel = |job: String| LedgerRequest::Cancel {
+            request: (*b"r").into(),
+            job: job.into_bytes().into(),
+            queue: queue("mail"),
+            hard: false,
+        };
+        if is_full {
+            disk.set_capacity(Some(0));
+        } else {
+            disk.inject(StorageCall::Write, 0, Fault::Error, true);
+        }
+        let mut number = 0;
+        while !rounds.is_failing() {
+            answers(&mut rounds, cancel(number.to_string()));
+            number += 1;
+        }
+        let refused = answers(&mut rounds, cancel("late".to_owned()));
+        assert!(refused.iter().any(|answer| answer.contains("Busy")), "full: {is_full}, {refused:?}");
+        disk.set_capacity(None);
+        disk.clear_faults();
+        rounds.keeper_mut().keep_house(START, 1, false).ok();
+        let lookup = LedgerRequest::Lookup { request: (*b"l").into(), job: (*b"late").into() };
+        let found = answers(&mut rounds, lookup);
+        assert!(found.iter().all(|answer| !answer.contains("\"state\":\"cancelled\"")), "{found:?}");
+    }
 }
 
 /// A power failure may lose the progress of a schedule, which is written after its run.
