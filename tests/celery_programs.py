@@ -78,8 +78,10 @@ class Worker:
 
 
 @contextlib.contextmanager
-def working(place: Place, directory: Path, *arguments: str, name: str = "w1") -> Iterator[Worker]:
-    """Run ``celery worker`` for the project, from when it is ready until the block ends."""
+def working(
+    place: Place, directory: Path, *arguments: str, name: str = "w1", sign: str = " ready."
+) -> Iterator[Worker]:
+    """Run ``celery worker`` for the project, from when it has printed a sign that it is ready until the block ends."""
     log = directory / f"{name}.log"
     environment = clean_environment() | {"BROKER_URL": place.urls[0], "RESULT_BACKEND": place.urls[1]}
     command = [sys.executable, "-m", "celery", "-A", "tasks", "worker", "-n", f"{name}@test", "--loglevel", "INFO"]
@@ -91,7 +93,7 @@ def working(place: Place, directory: Path, *arguments: str, name: str = "w1") ->
     worker = Worker(process, log)
     try:
         deadline = time.monotonic() + START_LIMIT
-        while " ready." not in worker.output:
+        while sign not in worker.output:
             if process.poll() is not None or time.monotonic() > deadline:
                 pytest.fail(f"the worker is not ready:\n{worker.output}")
             time.sleep(0.05)

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 import mqcore
-from depth import rounds
+from depth import by_depth, rounds
 from mqcore import sync
 from object_stores import BUCKET, ObjectStore, moto_server, relayed
 from served import ServedBroker, serving, wait_until
@@ -369,6 +369,10 @@ def test_wrong_settings_are_errors_at_start(tmp_path: Path) -> None:
         start(archive_url="s3://bucket/archive", archive_options=["aws_region"])
 
 
+QUEUES = by_depth(60, 300)
+"""Queues of the next test."""
+
+
 def test_many_queues_and_rounds_end_in_few_files(store: ObjectStore, tmp_path: Path) -> None:
     url = f"s3://{BUCKET}/few"
     settings = environment(store, url, MQCORE_ARCHIVE_COMPACT_AFTER="1s")
@@ -376,13 +380,13 @@ def test_many_queues_and_rounds_end_in_few_files(store: ObjectStore, tmp_path: P
         serving("--data-dir", str(tmp_path / "data"), environment=settings) as broker,
         sync.connect(broker.url) as client,
     ):
-        for number in range(300):
+        for number in range(QUEUES):
             client.create_queue(f"orders/{number}", DURABLE)
         sent: dict[str, str] = {}
         sizes = []
-        for number in range(8):
+        for number in range(by_depth(4, 8)):
             with sync.connect(broker.url) as client:
-                for queue, copy in itertools.product(range(300), range(3)):
+                for queue, copy in itertools.product(range(QUEUES), range(3)):
                     body = f"{number} {queue} {copy}"
                     client.publish(f"orders/{queue}", body, confirm=False)
                     sent[body] = f"orders/{queue}"

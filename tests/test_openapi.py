@@ -23,7 +23,7 @@ from test_admin_changes import Place, new_token
 DOCUMENT = ROOT / "docs" / "openapi.json"
 PROGRAM = Path(sys.executable).with_name("schemathesis")
 
-EXAMPLES = by_depth(5, 100)
+EXAMPLES = by_depth(2, 100)
 """Requests for each operation and phase."""
 
 FILES = ("/", "/assets/{file}", "/openapi.json")

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from depth import by_depth
+
 pytest.importorskip("xdist")
 
 TESTS = 24
@@ -59,7 +61,7 @@ def run(directory: Path, conftest: str, module: str, **environment: str) -> subp
     )
 
 
-@pytest.mark.parametrize("number", [0, TESTS // 2, TESTS - 2, TESTS - 1])
+@pytest.mark.parametrize("number", by_depth([0, TESTS - 1], [0, TESTS // 2, TESTS - 2, TESTS - 1]))
 def test_only_the_test_fails_in_which_a_process_dies(number: int, tmp_path: Path) -> None:
     done = run(tmp_path, CONFTEST, MODULE, DIES_IN=str(number))
     assert f"1 failed, {TESTS - 1} passed" in done.stdout, done.stdout
