@@ -196,7 +196,8 @@ class Job(Generic[R]):
 
         A waiting job is not run. Inside a running job `JobCancelled` is raised, or its coroutine is cancelled, so that
         it can clean up; with `hard`, its process is killed. Raises `JobRefused` without the right to publish to its
-        queue, and `RequestTimeout` if the broker does not answer, as the original's does not.
+        queue and while the broker cannot save anything, and `RequestTimeout` if the broker does not answer, as the
+        original's does not.
         """
         return self._app().cancel(self.id, queue=self.queue, hard=hard, timeout=timeout)
 
