@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -73,8 +74,10 @@ class Lake:
 
     store: ObjectStore
     data_dir: Path
-    tail: int = 0
-    """Messages that are not archived."""
+
+    def copied(self, place: Path) -> Lake:
+        """The same with another data directory, so that what is published there reaches no other test."""
+        return Lake(self.store, Path(shutil.copytree(self.data_dir, place)))
 
     def serving(self, **more: str) -> contextlib.AbstractContextManager[ServedBroker]:
         """Its broker."""
@@ -145,7 +148,7 @@ def check(found: dict[str, Any], count: int) -> None:
 
 
 @pytest.mark.parametrize("reader", ["read", "format"])
-def test_spark_reads_s3_itself_and_the_broker_sends_only_the_tail(lake: Lake, reader: str) -> None:
+def test_spark_reads_s3_itself_and_the_broker_sends_only_the_tail(lake: Lake, tmp_path: Path, reader: str) -> None:
     with relayed(lake.store) as (relay, s3), driver(relay, "local[2]") as spark:
         check(spark.read(reader=reader), COUNT)
         from_s3 = s3.sent
@@ -155,13 +158,13 @@ def test_spark_reads_s3_itself_and_the_broker_sends_only_the_tail(lake: Lake, re
         stored = sum(found["Size"] for page in sizes for found in page["Contents"] if found["Key"].endswith(".parquet"))
         # All columns of the files but these few were read, so the counter of the relay works.
         assert from_s3 > stored / 4
-        with lake.serving(MQCORE_ARCHIVE_INTERVAL="1h") as broker:
-            publish(broker, COUNT + lake.tail, TAIL)
-            lake.tail += TAIL
+        # Its first round has nothing to archive, and the second one is too late for the tail.
+        with lake.copied(tmp_path / "data").serving(MQCORE_ARCHIVE_INTERVAL="1h") as broker:
+            publish(broker, COUNT, TAIL)
             with relaying(broker.admin_url) as (admin, tail):
-                check(spark.read(admin=admin, reader=reader), COUNT + lake.tail)
+                check(spark.read(admin=admin, reader=reader), COUNT + TAIL)
                 again = s3.sent - from_s3
-        print(f"{reader}: {COUNT} + {lake.tail} messages: {again} bytes from S3, {tail.sent} bytes from the broker")
+        print(f"{reader}: {COUNT} + {TAIL} messages: {again} bytes from S3, {tail.sent} bytes from the broker")
         # A tail that did not pass the relay would prove nothing.
         assert tail.sent > TAIL * 64
         assert tail.sent <= again * 0.02
@@ -178,8 +181,7 @@ def test_executors_of_a_cluster_read_s3_while_the_broker_is_down(lake: Lake, tmp
             with driver(lake.store, cluster.url, **settings) as spark:
                 spark.read(reader=reader)
                 found = spark.read(reader=reader)
-            check(found, found["rows"])
-            assert found["rows"] >= COUNT
+            check(found, COUNT)
             assert found["executors"] - 1 == cores
             print(f"{reader}: {cores} executors with one core: {found['rows'] / found['seconds']:.0f} messages/s")
     finally:
