@@ -309,8 +309,9 @@ class Jobs:
     def state(self, job_id: str, timeout: Duration = 5.0) -> JobState:
         """Return what the broker knows about the job with this id: whether it runs, its last progress report, its end.
 
-        Raises `JobRefused` without the right to publish to its queue, `RequestTimeout` if the broker does not answer,
-        as the original's does not, and like `Task.enqueue` without a connection.
+        Raises `JobRefused` without the right to publish to its queue and while the broker cannot save anything,
+        `RequestTimeout` if the broker does not answer, as the original's does not, and like `Task.enqueue` without a
+        connection.
         """
         answer = self.client.ask(b"LOOKUP", job_id.encode(), timeout=seconds(timeout))
         return answer_of(answer, job_id)[0]

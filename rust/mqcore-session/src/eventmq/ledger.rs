@@ -119,12 +119,14 @@ pub enum LedgerRequest {
 }
 
 impl LedgerRequest {
-    /// The id of a request that changes something.
+    /// The id of a request that has an answer.
     #[must_use]
-    pub fn id_of_change(&self) -> Option<&[u8]> {
+    pub fn id(&self) -> Option<&[u8]> {
         match self {
-            Self::Cancel { request, .. } | Self::Begin { request, .. } => Some(request),
-            Self::Await { .. } | Self::Lookup { .. } => None,
+            Self::Cancel { request, .. } | Self::Begin { request, .. } | Self::Lookup { request, .. } => {
+                Some(request)
+            }
+            Self::Await { .. } => None,
         }
     }
 }

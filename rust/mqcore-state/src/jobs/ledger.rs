@@ -521,9 +521,9 @@ fn step_job(number: u64, step: &mqcore_session::jobs::FlowStep, body: Box<[u8]>)
     }
 }
 
-/// The answer to a request that cannot be saved now. Nothing has changed.
+/// The answer to a request while nothing can be saved. Nothing has changed.
 pub(crate) fn unsaved_answer(request: &[u8]) -> JobNotice {
-    let why = "the broker cannot save changes of jobs now, because its disk is full or has failed; see its log, and try again";
+    let why = "the broker cannot save what happens to jobs now, because its disk is full or has failed; see its log, and try again";
     let answer = failed_answer("Busy", why);
     let message = Message::from_parts(request, b"", answer.as_bytes(), Properties::default(), None);
     JobNotice::Told { queue: None, message }

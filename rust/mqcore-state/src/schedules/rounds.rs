@@ -132,11 +132,11 @@ impl<S: Storage> ScheduleRounds<S> {
         self.keeper.job_ended(job, system_ms);
     }
 
-    /// A request of a client about jobs; saved at the end of the round. While nothing can be saved, a request for a change is
-    /// refused.
+    /// A request of a client about jobs; saved at the end of the round. While nothing can be saved, it is refused: an answer
+    /// could tell what a crash undoes. Results come later.
     pub fn job_request(&mut self, asker: ConnectionId, request: LedgerRequest, system_ms: u64) {
         if self.is_failing
-            && let Some(id) = request.id_of_change()
+            && let Some(id) = request.id()
         {
             return self.refusals.push((asker, unsaved_answer(id)));
         }
