@@ -17,7 +17,7 @@ from depth import DEPTH, FULL, SEED, by_depth
 from eventmq_original import INSTALLING
 from mqcore.client import Client
 from served import DISK_MIB, ServedBroker, serving, tmqp_address
-from small_disks import CannotMount, mounted
+from small_disks import mounted_or_skipped
 from tcp_proxy import TcpProxy
 from tmqp_peer import TmqpPeer
 from worker_peer import WorkerPeer
@@ -136,8 +136,5 @@ async def patient(broker: mqcore.Broker, proxy: TcpProxy) -> AsyncIterator[Clien
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own that is full soon."""
-    try:
-        with mounted(tmp_path / "disk", DISK_MIB) as place:
-            yield place
-    except CannotMount as error:
-        pytest.skip(str(error))
+    with mounted_or_skipped(tmp_path / "disk", DISK_MIB) as place:
+        yield place

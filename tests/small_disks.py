@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 
 class CannotMount(Exception):
     """This system, or this user, mounts no file system."""
@@ -31,6 +33,16 @@ def mounted(place: Path, mebibytes: int) -> Iterator[Path]:
         yield place
     finally:
         subprocess.run(["umount", str(place)], check=True)
+
+
+@contextlib.contextmanager
+def mounted_or_skipped(place: Path, mebibytes: int) -> Iterator[Path]:
+    """The same for a test, which is skipped where nothing can be mounted."""
+    try:
+        with mounted(place, mebibytes) as disk:
+            yield disk
+    except CannotMount as error:
+        pytest.skip(str(error))
 
 
 def occupy(filler: Path, *, leave: int) -> int:

@@ -22,7 +22,7 @@ from mqcore import QueueOptions, QueueStatus, errors
 from node_client import backlogs
 from ports import free_port
 from served import ServedBroker, serving
-from small_disks import CannotMount, mounted, occupy
+from small_disks import mounted_or_skipped, occupy
 from test_nodes import bodies, count, until
 
 ROUNDS = rounds("MESH", quick=6, full=50)
@@ -296,11 +296,8 @@ async def fill(url: str) -> None:
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A small file system with space for one more segment of a journal when its filler is gone."""
-    try:
-        with mounted(tmp_path / "disk", 64) as place:
-            yield place
-    except CannotMount as why:
-        pytest.skip(str(why))
+    with mounted_or_skipped(tmp_path / "disk", 64) as place:
+        yield place
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["alive", "killed"])

@@ -11,7 +11,7 @@ import pytest
 from mqcore import errors
 from mqcore.jobs import Flow, Jobs, JobStatus
 from served import serving
-from small_disks import CannotMount, mounted, occupy
+from small_disks import mounted_or_skipped, occupy
 from web_servers import jobs_url
 
 pytestmark = pytest.mark.timeout(120)
@@ -22,11 +22,8 @@ SIZE = 400_000
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A small file system with space for more journals than a broker of one shard begins with."""
-    try:
-        with mounted(tmp_path / "disk", 96) as place:
-            yield place
-    except CannotMount as why:
-        pytest.skip(str(why))
+    with mounted_or_skipped(tmp_path / "disk", 96) as place:
+        yield place
 
 
 def fill(flow: Flow[str]) -> None:
