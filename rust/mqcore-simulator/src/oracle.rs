@@ -150,8 +150,6 @@ struct SeenLink {
     ended: Option<u64>,
     /// It was silent or its client did not read, so times say nothing.
     is_doubtful: bool,
-    /// Bytes of all messages that were published before.
-    published_bytes: usize,
     /// The latest first delivery of the messages of each producer's connection, target and priority.
     latest: BTreeMap<(ConnectionId, Target, u8), u32>,
     fanout: Option<SeenFanout>,
@@ -193,8 +191,6 @@ pub struct Oracle {
     defined: Vec<bool>,
     labels: Vec<SeenLabel>,
     messages: Vec<SeenMessage>,
-    /// Bytes of all messages so far, for all their receivers.
-    published_bytes: usize,
     output_bytes_max: usize,
     links: BTreeMap<ConnectionId, SeenLink>,
     has_faulty_disk: bool,
@@ -227,7 +223,6 @@ impl Oracle {
             defined: vec![false; scenario.routes.len()],
             labels: Vec::new(),
             messages: Vec::new(),
-            published_bytes: 0,
             output_bytes_max: scenario.output_bytes_max,
             links: BTreeMap::new(),
             has_faulty_disk: false,
@@ -255,7 +250,6 @@ impl Oracle {
             prefetch,
             ended: None,
             is_doubtful: false,
-            published_bytes: self.published_bytes,
             latest: BTreeMap::new(),
             fanout: None,
             is_worker: false,

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::options::Status;
 
-use super::Oracle;
+use super::labels::SeenLabel;
+use super::{Oracle, SETTLED_AFTER};
 use crate::scenario::Target;
 use crate::time::Micros;
 
@@ -66,8 +67,10 @@ impl Oracle {
             else {
                 continue;
             };
-            // One that gets more at once may be too slow, and miss messages.
-            if self.published_bytes - seen.published_bytes > self.output_bytes_max / 4 {
+            // One that gets more at once may be too slow, and miss messages. It also gets what the broker takes late.
+            let is_new = |message: &&SeenLabel| message.at + SETTLED_AFTER > fanout.since;
+            let bytes: usize = self.labels.iter().filter(is_new).map(|message| message.bytes).sum();
+            if bytes > self.output_bytes_max / 4 {
                 continue;
             }
             let of_target = |label: &usize| {

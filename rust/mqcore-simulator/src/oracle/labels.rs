@@ -36,6 +36,8 @@ pub(super) struct SeenLabel {
     pub(super) copies: Range<usize>,
     /// Whether it was confirmed.
     pub(super) is_confirmed: bool,
+    /// About how many bytes its receivers get together.
+    pub(super) bytes: usize,
 }
 
 impl Oracle {
@@ -49,7 +51,7 @@ impl Oracle {
             Target::Route(route) => self.routes[route].queues.iter().map(|queue| vec![*queue]).collect(),
         };
         let begin = self.messages.len();
-        self.published_bytes += (size + 200) * queues.len();
+        let bytes = (size + 200) * queues.len();
         for queues in queues {
             let mut message = SeenMessage {
                 label,
@@ -87,7 +89,7 @@ impl Oracle {
             self.messages.push(message);
         }
         let copies = begin..self.messages.len();
-        self.labels.push(SeenLabel { link, at, target, copies, is_confirmed: false });
+        self.labels.push(SeenLabel { link, at, target, copies, is_confirmed: false, bytes });
         label
     }
 
