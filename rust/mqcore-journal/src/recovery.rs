@@ -334,10 +334,10 @@ impl<S: Storage> RecoveryPass<'_, S> {
             }
             _ if !is_listed && cataloged.is_none() && subject.scan.records.is_empty() => {
                 // A crash leaves such a file, but with nothing behind the header. So does a failed creation whose removal
-                // failed too; then a later file is the one that follows.
+                // failed too; then a later file with records is the one that follows. A file that was created in advance
+                // does not tell that.
                 let is_blank = content(&subject.bytes).iter().all(|&byte| byte == 0);
-                let has_later = candidates.keys().next_back().is_some_and(|&last| last > number);
-                if is_blank && has_later {
+                if is_blank && self.have_records(candidates.range(number + 1..).map(|(later, _)| *later))? {
                     self.leave(number, &subject.bytes);
                     return Ok(previous_followed);
                 }
@@ -361,6 +361,15 @@ impl<S: Storage> RecoveryPass<'_, S> {
         let open = listed.is_none();
         self.take(&subject, open);
         Ok(subject.scan.followed && open)
+    }
+
+    /// Whether one of these segments has a readable record.
+    fn have_records(&self, mut numbers: impl Iterator<Item = u32>) -> Result<bool, JournalError> {
+        let has_records = |number| {
+            let bytes = self.load(number)?;
+            Ok(bytes.is_ok_and(|bytes| !scan::scan(&bytes, self.identity, number, None).records.is_empty()))
+        };
+        numbers.try_fold(false, |found, number| Ok(found || has_records(number)?))
     }
 
     fn unreadable(&mut self, number: u32, length: u64, listed: Option<(u32, u32)>, why: String) {

@@ -185,27 +185,28 @@ impl Ledger {
         let EndedJob { asker, queue, result, end, ttl_ms } = job;
         let saved = SavedResult {
             id: result.id().into(),
-            queue: queue.clone(),
+            queue,
             end,
             expires_ms: now_ms.saturating_add(ttl_ms),
             body: result.body().into(),
         };
-        self.record(saved, next, now_ms);
+        let counts = self.record(saved, next, now_ms);
         if let Some(asker) = asker {
-            let kept = self.results.get(result.id()).filter(|kept| kept.result.queue.is(&queue));
-            let counts = kept.map_or(result, |kept| result_message(&kept.result));
-            self.notices.push((asker, JobNotice::Kept(counts)));
+            let earlier = if counts { None } else { self.results.get(result.id()) };
+            let result = earlier.map_or(result, |kept| result_message(&kept.result));
+            self.notices.push((asker, JobNotice::Kept(result)));
         }
     }
 
     /// Records the end of a job, unless its end is known. A job runs again if a crash comes before its delivery is settled; then
     /// a value or a cancellation that a client may have heard of stands. A failed job may be sent again, and has its last result.
-    fn record(&mut self, result: SavedResult, next: &mut u64, now_ms: u64) {
+    /// False: an earlier end of the job stands.
+    fn record(&mut self, result: SavedResult, next: &mut u64, now_ms: u64) -> bool {
         let id = result.id.clone();
         let stands =
             |kept: &KeptResult| kept.result.end != JobEnd::Failed && kept.result.queue.is(&result.queue);
         if self.results.get(&id).is_some_and(stands) {
-            return;
+            return false;
         }
         let step = self.flows.find(&id).filter(|(flow, step)| {
             let live = self.flows.get(*flow);
@@ -213,13 +214,16 @@ impl Ledger {
         });
         match step {
             // It has run twice, and only its first end counts.
-            Some((flow, step)) if self.flows.get(flow).is_some_and(|live| live.end_of(step).is_some()) => {}
+            Some((flow, step)) if self.flows.get(flow).is_some_and(|live| live.end_of(step).is_some()) => {
+                return false;
+            }
             Some((flow, step)) => {
                 self.keep(result, Some(flow), next);
                 self.end_step(flow, step, next, now_ms);
             }
             None => self.keep(result, None, next),
         }
+        true
     }
 
     /// Keeps a result and tells those who wait for it.
@@ -394,8 +398,7 @@ impl Ledger {
     }
 
     fn tell(&mut self, asker: ConnectionId, queue: Option<QueueAddress>, request: &[u8], answer: &str) {
-        let message = Message::from_parts(request, b"", answer.as_bytes(), Properties::default(), None);
-        self.notices.push((asker, JobNotice::Told { queue, message }));
+        self.notices.push((asker, answered(queue, request, answer)));
     }
 
     fn await_result(&mut self, asker: ConnectionId, job: Box<[u8]>) {
@@ -524,9 +527,12 @@ fn step_job(number: u64, step: &mqcore_session::jobs::FlowStep, body: Box<[u8]>)
 /// The answer to a request while nothing can be saved. Nothing has changed.
 pub(crate) fn unsaved_answer(request: &[u8]) -> JobNotice {
     let why = "the broker cannot save what happens to jobs now, because its disk is full or has failed; see its log, and try again";
-    let answer = failed_answer("Busy", why);
+    answered(None, request, &failed_answer("Busy", why))
+}
+
+fn answered(queue: Option<QueueAddress>, request: &[u8], answer: &str) -> JobNotice {
     let message = Message::from_parts(request, b"", answer.as_bytes(), Properties::default(), None);
-    JobNotice::Told { queue: None, message }
+    JobNotice::Told { queue, message }
 }
 
 fn result_message(result: &SavedResult) -> Message {
