@@ -20,7 +20,7 @@ const HEADER_BYTES_V1: u32 = 2 * COPY_BYTES as u32;
 /// Size of the `length` and `crc32` before every record.
 pub(crate) const PREFIX_BYTES: usize = 8;
 /// Maximum size of a seal. This space is never used for anything else.
-pub(crate) const SEAL_BYTES: u32 = PREFIX_BYTES as u32 + 1 + 5 + 10;
+pub(crate) const SEAL_BYTES: u32 = PREFIX_BYTES as u32 + 1 + 5 + 10 + 5;
 /// Maximum size of a mark.
 pub(crate) const MARK_BYTES: u32 = PREFIX_BYTES as u32 + 1 + 5 + 5 + 10;
 
@@ -208,11 +208,11 @@ pub(crate) enum Record<'a> {
         records: u32,
         next_sequence: u64,
     },
-    /// The last record of a segment, after `records` others. If `followed`, the next segment was durable before.
+    /// The last record of a segment, after `records` others.
     Seal {
         records: u32,
         next_sequence: u64,
-        followed: bool,
+        successor: Successor,
     },
     /// The segment is in use. Lists all other segments.
     Begin {
@@ -224,6 +224,37 @@ pub(crate) enum Record<'a> {
     Drop {
         segment: u32,
     },
+}
+
+/// The segment after a sealed one. It was durable before the seal.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Successor {
+    /// None was begun yet.
+    #[default]
+    Missing,
+    /// Some segment with a higher number. Seals that opening writes, and those of earlier versions, do not name it.
+    Unnamed,
+    Segment(u32),
+}
+
+impl Successor {
+    /// Whether the segment `number`, which comes later, is the successor. `None`: the seal does not tell, because there may be
+    /// unused files between.
+    pub(crate) fn is(self, number: u32) -> Option<bool> {
+        match self {
+            Self::Missing => Some(false),
+            Self::Unnamed => None,
+            Self::Segment(successor) => Some(number >= successor),
+        }
+    }
+
+    /// The successor if it comes behind the segment `number`.
+    pub(crate) fn behind(self, number: u32) -> Self {
+        match self {
+            Self::Segment(successor) if successor > number => self,
+            Self::Segment(_) | Self::Unnamed | Self::Missing => Self::Missing,
+        }
+    }
 }
 
 /// Ranges of settled numbers. Decoding checks that they ascend without overflow.
@@ -473,7 +504,11 @@ pub(crate) fn decode(record: &[u8]) -> Option<Record<'_>> {
         RecordKind::Seal | RecordKind::Stop => Record::Seal {
             records: take_u32(&mut rest)?,
             next_sequence: take_varint(&mut rest)?,
-            followed: kind == RecordKind::Seal,
+            successor: match kind {
+                RecordKind::Stop => Successor::Missing,
+                _ if rest.is_empty() => Successor::Unnamed,
+                _ => Successor::Segment(take_u32(&mut rest)?),
+            },
         },
         RecordKind::Begin => Record::Begin {
             next_sequence: take_varint(&mut rest)?,

@@ -22,7 +22,7 @@ use scanned::{ScannedSegment, content, shortened};
 
 use crate::catalog::{self, CATALOG, Catalog, CatalogReading};
 use crate::error::{JournalError, Shortage};
-use crate::format::{self, END_UNKNOWN, HEADER_BYTES, HeaderReading, Location, Record};
+use crate::format::{self, END_UNKNOWN, HEADER_BYTES, HeaderReading, Location, Record, Successor};
 use crate::options::Options;
 use crate::scan::{self, Gap, SegmentScan, Span};
 use crate::state::{JournalState, Segment};
@@ -152,14 +152,12 @@ pub(crate) fn recover<S: Storage>(
     (reader.progress)(0, reader.total);
     let roster = reader.read_roster(&candidates)?;
     reader.find_missing(&roster, &candidates, &parsed);
-    let mut previous_followed = false;
+    let mut successor = Successor::Missing;
     for (&number, candidate) in &candidates {
-        previous_followed = reader.segment(number, candidate, &candidates, &roster, previous_followed)?;
+        successor = reader.segment(number, candidate, &candidates, &roster, successor)?;
     }
-    let segment = candidates.keys().next_back().map_or(1, |last| last + 1);
-    if previous_followed && !reader.report.missing.iter().any(|missing| missing.segment == segment) {
-        reader.report.missing.push(MissingSegment { segment, records: None });
-    }
+    let behind_last = candidates.keys().next_back().map_or(1, |last| last + 1);
+    reader.expect_no_more(successor, behind_last);
     reader.finish(options.now_ms);
     // The number of a missing file is not used again, since someone may put the file back.
     let missing = reader.report.missing.iter().map(|missing| missing.segment);
@@ -282,15 +280,17 @@ impl<S: Storage> RecoveryPass<'_, S> {
         }
     }
 
-    /// Reads one segment. Returns whether it records that another one follows.
+    /// Reads one segment. `successor` is what the seals before it say, and the result is what they and its own say of later
+    /// ones.
     fn segment(
         &mut self,
         number: u32,
         candidate: &SegmentFile,
         candidates: &BTreeMap<u32, SegmentFile>,
         roster: &SegmentRoster,
-        previous_followed: bool,
-    ) -> Result<bool, JournalError> {
+        successor: Successor,
+    ) -> Result<Successor, JournalError> {
+        let is_successor = successor.is(number);
         let is_listed = roster.listed.contains_key(&number);
         // A list without the end leaves the segment open: the disk could not read it when it was the last one.
         let listed = roster.listed.get(&number).copied().filter(|&(end, _)| end != END_UNKNOWN);
@@ -302,14 +302,14 @@ impl<S: Storage> RecoveryPass<'_, S> {
             Ok(bytes) => bytes,
             Err(why) => {
                 self.unreadable(number, candidate.length, listed, why);
-                return Ok(false);
+                return Ok(successor.behind(number));
             }
         };
         self.done += bytes.len() as u64;
         (self.progress)(self.done.min(self.total), self.total);
         if number < roster.source_segment && !is_listed {
             self.unlisted(number, candidate, &bytes);
-            return Ok(false);
+            return Ok(successor.behind(number));
         }
         let mut scan = scan::scan(&bytes, self.identity, number, listed.map(|(end, _)| end));
         let cataloged = self.catalog.segments.get(&number).copied().filter(|_| listed.is_none());
@@ -321,12 +321,16 @@ impl<S: Storage> RecoveryPass<'_, S> {
             Ok(HeaderReading::Good { header, damaged_copies }) => {
                 if header.segment != number || header.journal != self.identity {
                     subject.cause = Some(DamageCause::Misplaced);
-                } else if !is_listed && cataloged.is_none() && !previous_followed && !subject.is_in_use() {
+                } else if !is_listed
+                    && cataloged.is_none()
+                    && is_successor == Some(false)
+                    && !subject.is_in_use()
+                {
                     // In the first segment, a short file may also be the remainder of a used one; no other segment can tell.
                     let empty = number > 1 || shortened(&subject, header.capacity).is_none();
                     self.report.quarantined += u64::from(!empty);
                     self.leftovers.push(UnusedFile { segment: number, empty });
-                    return Ok(false);
+                    return Ok(successor.behind(number));
                 } else {
                     subject.cause = shortened(&subject, header.capacity)
                         .or((damaged_copies > 0).then_some(DamageCause::Header));
@@ -334,14 +338,15 @@ impl<S: Storage> RecoveryPass<'_, S> {
             }
             _ if !is_listed && cataloged.is_none() && subject.scan.records.is_empty() => {
                 // A crash leaves such a file, but with nothing behind the header. So does a failed creation whose removal
-                // failed too; then a later file with records is the one that follows. A file that was created in advance
-                // does not tell that.
+                // failed too. If the seal does not name its successor, a later file with records is the one; a file that was
+                // created in advance does not tell that.
                 let is_blank = content(&subject.bytes).iter().all(|&byte| byte == 0);
-                if is_blank && self.have_records(candidates.range(number + 1..).map(|(later, _)| *later))? {
+                let mut later = candidates.range(number + 1..).map(|(later, _)| *later);
+                if is_blank && is_successor.is_none() && self.have_records(&mut later)? {
                     self.leave(number, &subject.bytes);
-                    return Ok(previous_followed);
+                    return Ok(successor);
                 }
-                if previous_followed || !is_blank {
+                if is_successor != Some(false) || !is_blank {
                     let end = subject.bytes.len() as u32;
                     self.report.damaged.push(Damage {
                         segment: number,
@@ -351,7 +356,7 @@ impl<S: Storage> RecoveryPass<'_, S> {
                     });
                 }
                 self.leave(number, &subject.bytes);
-                return Ok(false);
+                return Ok(successor.behind(number));
             }
             _ => {
                 let short = cataloged.and_then(|entry| shortened(&subject, entry.capacity));
@@ -360,11 +365,26 @@ impl<S: Storage> RecoveryPass<'_, S> {
         }
         let open = listed.is_none();
         self.take(&subject, open);
-        Ok(subject.scan.followed && open)
+        match subject.scan.successor {
+            own @ (Successor::Unnamed | Successor::Segment(_)) if open => Ok(own),
+            _ => Ok(successor.behind(number)),
+        }
+    }
+
+    /// Reports the successor that the last seal states, of which there is no file.
+    fn expect_no_more(&mut self, successor: Successor, behind_last: u32) {
+        let segment = match successor {
+            Successor::Missing => return,
+            Successor::Unnamed => behind_last,
+            Successor::Segment(segment) => segment,
+        };
+        if !self.report.missing.iter().any(|missing| missing.segment == segment) {
+            self.report.missing.push(MissingSegment { segment, records: None });
+        }
     }
 
     /// Whether one of these segments has a readable record.
-    fn have_records(&self, mut numbers: impl Iterator<Item = u32>) -> Result<bool, JournalError> {
+    fn have_records(&self, numbers: &mut impl Iterator<Item = u32>) -> Result<bool, JournalError> {
         let has_records = |number| {
             let bytes = self.load(number)?;
             Ok(bytes.is_ok_and(|bytes| !scan::scan(&bytes, self.identity, number, None).records.is_empty()))

@@ -1,6 +1,6 @@
 //! Finds the records of a segment and the damage between them. Pure functions over bytes.
 
-use crate::format::{self, Checked, Record};
+use crate::format::{self, Checked, Record, Successor};
 
 /// Limit on checksum computation while searching for a record behind damage, as a multiple of the segment's length. Without
 /// it, a payload crafted by a peer could cost hours.
@@ -40,8 +40,8 @@ pub(crate) struct SegmentScan {
     pub(crate) synced_to: u32,
     /// Whether the last record states that nothing follows in this segment.
     pub(crate) closed: bool,
-    /// Whether the last record also states that another segment follows.
-    pub(crate) followed: bool,
+    /// The segment that follows, according to the last record.
+    pub(crate) successor: Successor,
 }
 
 impl SegmentScan {
@@ -90,8 +90,8 @@ pub(crate) fn scan(bytes: &[u8], journal: u64, segment: u32, end: Option<u32>) -
         scan.records.push(Span { offset, length });
         match format::decode(&bytes[offset as usize..(offset + length) as usize]) {
             Some(Record::Mark { synced_to, .. }) => scan.synced_to = scan.synced_to.max(synced_to),
-            Some(Record::Seal { followed, .. }) => {
-                (scan.closed, scan.followed) = (true, followed);
+            Some(Record::Seal { successor, .. }) => {
+                (scan.closed, scan.successor) = (true, successor);
                 offset += length;
                 break;
             }

@@ -450,8 +450,8 @@ fn missing_file_descriptors_do_not_count_as_damage() {
 }
 
 #[test]
-fn file_of_a_failed_creation_does_not_count_as_damage_if_the_segment_after_it_is_torn() {
-    let mut torn = 0;
+fn file_of_a_failed_creation_does_not_count_as_damage_if_the_segment_after_it_is_torn_or_lost() {
+    let (mut torn, mut lost) = (0, 0);
     for seed in 0..100 {
         let disk = MemoryStorage::new(seed);
         let (mut journal, _) = Journal::open(disk.clone(), small(), &mut |_, _| {}).unwrap();
@@ -467,7 +467,9 @@ fn file_of_a_failed_creation_does_not_count_as_damage_if_the_segment_after_it_is
         disk.set_capacity(None);
         disk.clear_faults();
         journal.maintain(0, 1).unwrap();
-        for later in sequence..sequence + 50 {
+        // A crash often loses all of a few records, and seldom all of many.
+        let count = if seed % 2 == 0 { 50 } else { 3 };
+        for later in sequence..sequence + count {
             journal.put(later, 1, &[&[1; 100]]).unwrap();
         }
         journal.write().unwrap();
@@ -476,12 +478,12 @@ fn file_of_a_failed_creation_does_not_count_as_damage_if_the_segment_after_it_is
         let (journal, recovered) = Journal::open(disk.clone(), small(), &mut |_, _| {}).unwrap();
         assert!(journal.live().count() as u64 >= sequence - 1, "seed {seed}");
         assert!(disk.files().values().all(|bytes| !bytes.is_empty()), "seed {seed}: the empty file remains");
-        // If the crash left no record after the first segment, the empty file may be the rest of a used one.
-        let has_later = !recovered.report.torn.is_empty() || journal.live().any(|number| number >= sequence);
-        assert!(!has_later || !recovered.report.is_alarming(), "seed {seed}: {}", recovered.report);
+        assert!(!recovered.report.is_alarming(), "seed {seed}: {}", recovered.report);
         torn += usize::from(!recovered.report.torn.is_empty());
+        lost += usize::from(journal.live().count() as u64 == sequence - 1);
     }
     assert!(torn > 0, "no crash tore the segment");
+    assert!(lost > 0, "no crash lost all records of the segment");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use mqcore_simulator::scenario::Scenario;
 use mqcore_testkit::seeds;
 
 /// Seeds that have found something.
-const REPAIRED: [u64; 23] = [
+const REPAIRED: [u64; 24] = [
     // The operator restored a paused queue before its dead-letter queue, and did not notice that the broker refused.
     20_144_333,
     // The oracle took a message for gone that waited behind the runs of a schedule for longer than a calm.
@@ -38,6 +38,8 @@ const REPAIRED: [u64; 23] = [
     101_001_316,
     // The oracle took a run that a consumer returned late for the beginning of a finished schedule.
     1_099_612_017_221,
+    // The empty file of a segment that was not created counted as damage if a crash lost all records of the next one.
+    1_099_612_929_648,
     // A job that had succeeded ran again after a power failure, and its second end replaced the result that its client knew.
     3_298_534_883_732,
     // A worker's result reached the client of a job after the client had heard that the job was cancelled.

@@ -111,24 +111,28 @@ impl<S: Storage> Journal<S> {
         let (number, synced) = (writer.number, writer.synced);
         let mut body = Vec::new();
         format::push_varint(&mut body, u64::from(synced));
-        self.push_counted(RecordKind::Mark, number, body);
-    }
-
-    pub(super) fn push_seal(&mut self) {
-        let Some(number) = self.tail.back().map(|writer| writer.number) else { return };
-        self.push_counted(RecordKind::Seal, number, Vec::new());
-    }
-
-    fn push_counted(&mut self, kind: RecordKind, number: u32, mut body: Vec<u8>) {
         push_count(&mut body, self.state.segments.get(&number), self.state.next_sequence);
+        self.push_bookkeeping(RecordKind::Mark, &body);
+    }
+
+    /// Ends the last segment. The seal names the next one: a crash may have left the unused file of a number between them.
+    fn push_seal(&mut self, successor: u32) {
+        let Some(number) = self.tail.back().map(|writer| writer.number) else { return };
+        let mut body = Vec::new();
+        push_count(&mut body, self.state.segments.get(&number), self.state.next_sequence);
+        format::push_varint(&mut body, u64::from(successor));
+        self.push_bookkeeping(RecordKind::Seal, &body);
+    }
+
+    fn push_bookkeeping(&mut self, kind: RecordKind, body: &[u8]) {
         let length = (format::PREFIX_BYTES + 1 + body.len()) as u32;
-        self.push(length, kind, &body, &[]);
+        self.push(length, kind, body, &[]);
     }
 
     /// Seals the last segment and begins another with space for a record of `length` bytes.
     pub(super) fn roll(&mut self, length: u32) -> Result<(), JournalError> {
         let spare = self.take_spare(self.room_for(u64::from(length)))?;
-        self.push_seal();
+        self.push_seal(spare.number);
         self.begin(spare);
         self.push_begin();
         Ok(())
@@ -155,8 +159,7 @@ impl<S: Storage> Journal<S> {
         for listed in self.state.inventory(number) {
             format::push_listed(&mut body, listed);
         }
-        let length = (format::PREFIX_BYTES + 1 + body.len()) as u32;
-        self.push(length, RecordKind::Begin, &body, &[]);
+        self.push_bookkeeping(RecordKind::Begin, &body);
     }
 
     fn take_spare(&mut self, needed: u64) -> Result<Spare<S::File>, JournalError> {
