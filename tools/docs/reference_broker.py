@@ -142,7 +142,7 @@ def events(root: Path) -> str:
         "[command line](../cli.md#events)\nexplains them.\n\n"
         + table(("kind", "subscribed for"), streams)
         + "## Events of the history\n\nLifecycle events that a broker with `history = on` records; "
-        "[storage](../storage.md#history)\nexplains them. The number is that of the binary form.\n\n"
+        "[history](../archive.md#history)\nexplains them. The number is that of the binary form.\n\n"
         + table(("event", "number", "meaning"), lifecycle(root))
     )
 

@@ -24,7 +24,7 @@ def archive(
     channels: Iterable[str] | None = None,
     dates: tuple[str, str] | None = None,
 ) -> DataFrame:
-    """Return a table of the archive as a Parquet relation, with the columns of docs/storage.md.
+    """Return a table of the archive as a Parquet relation, with the columns of docs/archive.md.
 
     `data_dir` is a data directory, or the URL of an archive on object storage.
 

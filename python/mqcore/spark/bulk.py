@@ -45,7 +45,7 @@ def read(
     `queues` (``channel/id``) selects queues and excludes files of others. `options` are settings of the object store,
     ``name=value``, for the driver; executors use Spark's own settings (docs/spark.md).
 
-    The columns are those of the archive (docs/storage.md). A query fails if retention or a merge of files removes one
+    The columns are those of the archive (docs/archive.md). A query fails if retention or a merge of files removes one
     of its files meanwhile; call `read` again then. On object storage, files stay for ``archive_snapshot_max_age``.
 
     Raises `DataDirMissing` if there is no archive and no broker to read from, `DataDirUnreadable` if the archive is

@@ -32,7 +32,7 @@ _FILES_MAX = 10_000
 
 
 def newest_manifest(directory: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Return the newest manifest of an archive (format in docs/storage.md), or `None` if it has none.
+    """Return the newest manifest of an archive (format in docs/archive.md), or `None` if it has none.
 
     `directory` is the archive itself. Raises `DataDirUnreadable` for one that is damaged or of a later version.
     """

@@ -1,4 +1,4 @@
-//! The binary format of a segment: encodes and decodes its header and records. Documented in `docs/storage.md`.
+//! The binary format of a segment: encodes and decodes its header and records. Documented in `docs/storage-format.md`.
 
 use std::ops::RangeInclusive;
 

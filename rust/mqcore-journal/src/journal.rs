@@ -1,7 +1,7 @@
 //! The journal of one shard: a log of segment files.
 //!
 //! Records are buffered, written with one call per batch, and made durable with one sync. Safety rests on the order of these
-//! steps, which `docs/storage.md` explains. In short:
+//! steps, which `docs/storage-format.md` explains. In short:
 //!
 //! * A segment is sealed and synced before the next one receives its first record, so a crash always leaves a prefix of
 //!   what was written.

@@ -2,7 +2,7 @@
 //!
 //! A [`journal::Journal`] is one shard's log of segment files. Records have ascending numbers. A record is live until it is
 //! settled. Every synced record is available after a crash, in order and unchanged. The crate has no threads and no clock,
-//! and does not depend on the broker. `docs/storage.md` describes the file format and explains crash safety.
+//! and does not depend on the broker. `docs/storage-format.md` describes the file format and explains crash safety.
 //!
 //! | module | content |
 //! |---|---|

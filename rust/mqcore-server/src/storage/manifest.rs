@@ -1,7 +1,7 @@
 //! The manifest of a data directory: the file `format`, and its copy `format.copy`.
 //!
 //! It states how many shards there are, which journals exist and with which identities, and which losses the operator has
-//! not accepted yet. Each file is replaced as a whole, and its last line is a checksum. `docs/storage.md` describes the text.
+//! not accepted yet. Each file is replaced as a whole, and its last line is a checksum. `docs/storage-format.md` describes the text.
 
 use std::collections::BTreeMap;
 use std::fs;
