@@ -29,6 +29,7 @@ FORBIDDEN = {
     # It sends requests to object stores, and its readers have a runtime for them.
     "mqcore-lake": r"\b(pyo3|std::fs|std::net|std::thread|std::process|Instant|SystemTime|println!|eprintln!)\b",
     "mqcore-cluster": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
+    "mqcore-consensus": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
     "mqcore-state": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
     "mqcore-tls": rf"\b({NO_RUNTIME_NO_CLOCK})\b",
     "mqcore-simulator": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
@@ -43,6 +44,7 @@ MAY_KNOW = {
     "mqcore-lake": {"mqcore-archive", "mqcore-journal"},
     "mqcore-authority": set(),
     "mqcore-cluster": {"mqcore-wire"},
+    "mqcore-consensus": {"mqcore-journal"},
     "mqcore-limiter": set(),
     "mqcore-scheduler": set(),
     "mqcore-tls": set(),

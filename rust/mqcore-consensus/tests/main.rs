@@ -1,0 +1,7 @@
+//! All integration tests of this crate in one program: one link instead of one for each file.
+
+mod encoding;
+mod group;
+mod journal_log;
+mod replica;
+mod simulation;
