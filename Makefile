@@ -409,6 +409,23 @@ fuzz-corpus: ## minimize each fuzz corpus, with new inputs of `make fuzz`, and p
 	@for target in $$(cargo +nightly fuzz list); do cargo +nightly fuzz cmin "$$target"; done
 	@python3 fuzz/corpus.py pack
 
+ZIG_VERSION := 0.17.1
+LINUX_WHEELS ?= x86_64-unknown-linux-gnu x86_64-unknown-linux-musl
+ZIG := $(abspath target/zig)
+
+.PHONY: wheels-linux
+wheels-linux: $(ENVIRONMENT) $(DASHBOARD) ## wheels for glibc 2.28 and for musl, linked by zig, into dist/; LINUX_WHEELS: Rust targets
+	$(call step,wheels for $(LINUX_WHEELS))
+	@test -x '$(ZIG)/bin/python' || $(PYTHON) -m venv '$(ZIG)'
+	@'$(ZIG)/bin/python' -m pip install --quiet 'ziglang==$(ZIG_VERSION)'
+	@rustup target add $(LINUX_WHEELS)
+	@for target in $(LINUX_WHEELS); do \
+		case $$target in *-musl) policy=musllinux_1_2;; *) policy=manylinux_2_28;; esac; \
+		PATH='$(ZIG)/bin':"$$PATH" VIRTUAL_ENV='$(ZIG)' $(BIN)/maturin build --profile dist --locked --zig \
+			--target "$$target" --compatibility "$$policy" --compression-level 9 --out dist; \
+	done
+	@$(PY) tools/check_sbom.py dist/*linux*.whl
+
 .PHONY: wheel
 wheel: $(ENVIRONMENT) ## an abi3 wheel for this machine, into dist/
 	@$(BIN)/maturin build --release --strip --locked --compression-level 9 --out dist
