@@ -6,11 +6,14 @@ use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use mqcore_consensus::message::{DecodeError, ReplicaMessage};
-use mqcore_testkit::{Random, seeds};
+use mqcore_testkit::{CorpusInput, Random, corpus, seeds, write_corpus};
 
 use crate::group::Group;
+use crate::message_check;
 
-/// All messages of a group with a replica that joins, and so needs a snapshot.
+const TARGET: &str = "consensus_message";
+
+/// All messages of a group with a replica that joins, and so needs a snapshot, and with a leader that resigns.
 fn messages() -> Vec<ReplicaMessage> {
     let mut group = Group::new(3);
     group.record();
@@ -19,6 +22,8 @@ fn messages() -> Vec<ReplicaMessage> {
         group.propose(0, Bytes::from(vec![value; 40])).unwrap();
     }
     group.join(0);
+    group.replicas[0].resign();
+    group.settle();
     group.recorded()
 }
 
@@ -86,9 +91,32 @@ fn damaged_bytes_are_refused_or_another_message() {
             let place = random.index(bytes.len());
             bytes[place] = random.number() as u8;
         }
-        if let Ok(message) = ReplicaMessage::decode(&bytes.into()) {
-            assert_eq!(ReplicaMessage::decode(&encoded(&message).into()), Ok(message), "seed {seed}");
+        message_check::check(&bytes);
+    }
+}
+
+#[test]
+fn every_input_of_the_corpus_keeps_the_promise() {
+    let inputs = corpus(TARGET);
+    inputs.iter().for_each(|input| message_check::check(&input.bytes));
+    assert!(inputs.len() >= 10, "only {} inputs: one of each type belongs to the corpus", inputs.len());
+}
+
+/// Renews the corpus after a change of the encoding: `MQCORE_WRITE_CORPUS=1 cargo test -p mqcore-consensus corpus`.
+#[test]
+fn the_corpus_can_be_renewed() {
+    let mut inputs: Vec<CorpusInput> = Vec::new();
+    for message in messages() {
+        let name = message.to_string().split(' ').next().unwrap().to_owned();
+        if inputs.iter().all(|input| input.name != name) {
+            inputs.push(CorpusInput { name, bytes: encoded(&message) });
         }
+    }
+    if std::env::var_os("MQCORE_WRITE_CORPUS").is_some() {
+        let found = corpus(TARGET).into_iter().filter(|input| !input.name.starts_with("Msg"));
+        inputs.extend(found);
+        inputs.sort_by(|one, other| one.name.cmp(&other.name));
+        write_corpus(TARGET, &inputs);
     }
 }
 

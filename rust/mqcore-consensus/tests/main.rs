@@ -3,5 +3,6 @@
 mod encoding;
 mod group;
 mod journal_log;
+mod message_check;
 mod replica;
 mod simulation;
