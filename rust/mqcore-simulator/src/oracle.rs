@@ -131,6 +131,7 @@ struct SeenMessage {
 
 #[derive(Debug)]
 struct SeenDelivery {
+    queue: usize,
     link: ConnectionId,
     at: Micros,
     outcome: Option<SeenOutcome>,
@@ -379,7 +380,7 @@ impl Oracle {
             return self.find("phantom", format!("{address} delivers message {label}, {why}"));
         };
         if self.queues[queue].was_removed {
-            return self.messages[copy].deliveries.push(SeenDelivery { link, at: now, outcome: None });
+            return self.messages[copy].deliveries.push(SeenDelivery { queue, link, at: now, outcome: None });
         }
         let message = &self.messages[copy];
         if message.answer == Some(false) && !message.is_doubtful {
@@ -396,7 +397,7 @@ impl Oracle {
             self.check_time(copy, &address, link, now);
             self.check_order(copy, &address, link, repeated);
         }
-        self.messages[copy].deliveries.push(SeenDelivery { link, at: now, outcome: None });
+        self.messages[copy].deliveries.push(SeenDelivery { queue, link, at: now, outcome: None });
         self.messages[copy].is_undone = false;
         if self.queues[queue].status != Status::Broadcast {
             self.check_prefetch(queue, link, now);

@@ -7,7 +7,7 @@ use mqcore_simulator::scenario::Scenario;
 use mqcore_testkit::seeds;
 
 /// Seeds that have found something.
-const REPAIRED: [u64; 24] = [
+const REPAIRED: [u64; 26] = [
     // The operator restored a paused queue before its dead-letter queue, and did not notice that the broker refused.
     20_144_333,
     // The oracle took a message for gone that waited behind the runs of a schedule for longer than a calm.
@@ -48,6 +48,10 @@ const REPAIRED: [u64; 24] = [
     2_199_023_556_302,
     // The oracle expected a broadcast message that expired while a handler decided about the one before it.
     2_199_026_273_902,
+    // It took a dead letter for doubled that several consumers of an earlier queue had received.
+    1_099_513_108_817,
+    // It took the last run that a consumer got for the latest one, although another consumer had a later one.
+    3_298_535_948_459,
     // It expected messages that a subscriber was too slow for, because their producer had sent them before it subscribed.
     2_199_031_303_762,
 ];

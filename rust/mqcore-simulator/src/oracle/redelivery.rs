@@ -94,15 +94,19 @@ impl Oracle {
         {
             return None;
         }
-        let fans_out = |queue: &usize| matches!(self.queues[*queue].status, Status::Push | Status::Broadcast);
-        let push = message.queues.iter().chain([&queue]).any(fans_out);
+        // A dead letter may have been in several queues. In one of them, several consumers may have received it.
+        let passed = message.deliveries.iter().map(|delivery| &delivery.queue);
+        let queues: Vec<&usize> = message.queues.iter().chain([&queue]).chain(passed).collect();
+        let fans_out =
+            |queue: &&usize| matches!(self.queues[**queue].status, Status::Push | Status::Broadcast);
+        let push = queues.iter().any(fans_out);
         let is_reasoned = |delivery: &SeenDelivery| {
             let is_connected = |link: &SeenLink| link.ended.is_none() && !link.is_doubtful;
             let rejected = delivery.outcome.as_ref().is_some_and(|outcome| !outcome.positive);
             let timed_out = now + TRANSIT_MAX >= delivery.at + ACKNOWLEDGE_TIMEOUT;
             rejected || timed_out || !self.links.get(&delivery.link).is_some_and(is_connected)
         };
-        let has_handler = message.queues.iter().chain([&queue]).any(|queue| self.queues[*queue].has_handler);
+        let has_handler = queues.iter().any(|queue| self.queues[**queue].has_handler);
         if push && has_handler {
             return None;
         }

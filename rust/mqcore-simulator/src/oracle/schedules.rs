@@ -228,8 +228,9 @@ impl SeenSchedules {
             let gap = if was_irregular || seen.has_backlog(now) { None } else { seen.gap(system_ms) };
             let missing = gap.or_else(|| seen.standstill(now));
             findings.extend(missing.map(|text| format!("schedule {index}: {text}")));
-            // Each run that is on its way now belongs to the next calm. One from before the clock was set back does not:
-            // later runs may have earlier due times.
+            // Each run that is on its way now belongs to the next calm, and follows the latest one. One from before the clock
+            // was set back does not: later runs may have earlier due times.
+            seen.move_latest_to_the_end();
             seen.checked = seen.runs.len().saturating_sub(usize::from(!was_irregular));
         }
         findings
@@ -268,6 +269,15 @@ impl SeenSchedule {
     /// Whether many runs still wait in the queue, as after the clock was set forward. Rejected ones change their order.
     fn has_backlog(&self, now: Micros) -> bool {
         self.runs.iter().rev().take_while(|run| run.at + ARRIVES_MS * 1000 > now).any(|run| run.is_late)
+    }
+
+    /// Moves the latest run to the end. Several consumers may get runs in another order than they were due.
+    fn move_latest_to_the_end(&mut self) {
+        let unchecked = &mut self.runs[self.checked..];
+        let latest = (0..unchecked.len()).max_by_key(|&at| (unchecked[at].due_ms, unchecked[at].fence));
+        if let Some(latest) = latest {
+            unchecked[latest..].rotate_left(1);
+        }
     }
 
     /// A run that is missing between others, or has a wrong due time.
