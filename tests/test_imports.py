@@ -30,7 +30,7 @@ PROTOCOLS = set(
 LAYERS: dict[str, list[set[str]]] = {
     "mqcore-broker": [{"model"}, {"history"}, {"spans"}, {"context"}, {"queue", "routing"}, {"shard"}],
     "mqcore-journal": [
-        {"error", "options", "stats"},
+        {"error", "options", "stats", "varint"},
         {"format", "record", "storage"},
         {"catalog", "identity", "index", "notes", "scan", "writer"},
         {"following", "relocation", "state"},

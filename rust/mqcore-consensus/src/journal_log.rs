@@ -21,10 +21,11 @@ use mqcore_journal::maintenance::Maintenance;
 use mqcore_journal::options::Options;
 use mqcore_journal::recovery::RecoveryReport;
 use mqcore_journal::storage::Storage;
+use mqcore_journal::varint::push;
 
 use crate::log::{Ballot, EntryKind, LogEntry, LogSnapshot, ReplicatedLog};
 use crate::membership::{GroupMembers, ReplicaId};
-use crate::message::{DecodeError, Input, encode_snapshot, push};
+use crate::message::{DecodeError, Input, encode_snapshot};
 
 const BASE: &[u8] = b"base";
 const BALLOT: &[u8] = b"ballot";
@@ -121,6 +122,7 @@ impl<S: Storage> JournalLog<S> {
         log.read_entries(first)?;
         // A crash may keep only the first of several entries, with the ballot of all of them.
         log.ballot.committed = log.ballot.committed.min(log.last_index()).max(log.base.index);
+        log.settle_leftovers()?;
         Ok(log)
     }
 
@@ -201,6 +203,20 @@ impl<S: Storage> JournalLog<S> {
         });
         (self.entries, self.ballot) = (entries, ballot);
         failed.map_or(Ok(()), Err)
+    }
+
+    /// Settles records that are not entries any more. A crash may keep what replaced them without their settlement, and their
+    /// files could never be removed.
+    fn settle_leftovers(&mut self) -> Result<(), JournalError> {
+        let is_entry =
+            |sequence| self.entries.binary_search_by_key(&sequence, |entry| entry.sequence).is_ok();
+        let leftovers: Vec<u64> = self.journal.live().filter(|&sequence| !is_entry(sequence)).collect();
+        if leftovers.is_empty() {
+            return Ok(());
+        }
+        self.define_ballot()?;
+        self.journal.settle(&leftovers)?;
+        self.journal.write()
     }
 
     fn stored(&self, index: u64) -> Option<Stored> {

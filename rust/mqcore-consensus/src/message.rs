@@ -8,6 +8,7 @@
 use std::fmt;
 
 use bytes::Bytes;
+use mqcore_journal::varint::{self, push};
 use protobuf::ProtobufEnum;
 use raft::eraftpb;
 
@@ -170,14 +171,6 @@ pub(crate) fn encode_snapshot(snapshot: &LogSnapshot, output: &mut Vec<u8>) {
     push_bytes(output, &snapshot.data);
 }
 
-pub(crate) fn push(output: &mut Vec<u8>, mut number: u64) {
-    while number >= 0x80 {
-        output.push(number as u8 & 0x7f | 0x80);
-        number >>= 7;
-    }
-    output.push(number as u8);
-}
-
 fn push_bytes(output: &mut Vec<u8>, bytes: &[u8]) {
     push(output, bytes.len() as u64);
     output.extend_from_slice(bytes);
@@ -206,19 +199,10 @@ impl<'a> Input<'a> {
     }
 
     pub(crate) fn number(&mut self, field: &'static str) -> Result<u64, DecodeError> {
-        let mut number = 0_u64;
-        for shift in (0..64).step_by(7) {
-            let byte = self.byte(field)?;
-            let bits = u64::from(byte & 0x7f);
-            if shift == 63 && bits > 1 {
-                break;
-            }
-            number |= bits << shift;
-            if byte & 0x80 == 0 {
-                return Ok(number);
-            }
-        }
-        Err(DecodeError::Damaged(field))
+        let mut rest = &self.bytes[self.at..];
+        let number = varint::take(&mut rest).ok_or(DecodeError::Damaged(field))?;
+        self.at = self.bytes.len() - rest.len();
+        Ok(number)
     }
 
     /// Bytes that share the memory of the message.

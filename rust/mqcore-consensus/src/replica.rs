@@ -220,7 +220,8 @@ impl<L: ReplicatedLog> Replica<L> {
     /// The id of the replica.
     #[must_use]
     pub fn id(&self) -> ReplicaId {
-        replica_id(self.node.raft.id).unwrap_or_else(|| unreachable!("ids are made from a ReplicaId"))
+        ReplicaId::from_number(self.node.raft.id)
+            .unwrap_or_else(|| unreachable!("ids are made from a ReplicaId"))
     }
 
     /// The role of the replica at the moment.
@@ -228,7 +229,9 @@ impl<L: ReplicatedLog> Replica<L> {
     pub fn role(&self) -> ReplicaRole {
         match self.node.raft.state {
             StateRole::Leader => ReplicaRole::Leader,
-            StateRole::Follower => ReplicaRole::Follower { leader: replica_id(self.node.raft.leader_id) },
+            StateRole::Follower => {
+                ReplicaRole::Follower { leader: ReplicaId::from_number(self.node.raft.leader_id) }
+            }
             StateRole::Candidate | StateRole::PreCandidate => ReplicaRole::Candidate,
         }
     }
@@ -375,8 +378,7 @@ impl<L: ReplicatedLog> Replica<L> {
         if !entries.is_empty() || ballot.is_some() {
             log.append(entries, ballot).map_err(ReplicaError::Log)?;
         }
-        let has_snapshot = work.installed.is_some();
-        if has_snapshot {
+        if work.installed.is_some() {
             log.sync().map_err(ReplicaError::Log)?;
         }
         work.messages = ready.take_messages().into_iter().map(ReplicaMessage).collect();
@@ -384,12 +386,11 @@ impl<L: ReplicatedLog> Replica<L> {
         self.unpersisted.push_back(Unpersisted { number: work.number, messages, age: 0 });
         work.committed = ready.take_committed_entries().into_iter().map(entry_from_raft).collect();
         self.node.advance_append_async(ready);
-        if has_snapshot {
+        if let Some(snapshot) = &work.installed {
             // The crate `raft` reads the log from the last applied entry on, which the snapshot has replaced.
-            let mut released = self.persisted(work.number);
-            work.messages.append(&mut released);
+            work.messages.append(&mut self.persisted(work.number));
             work.needs_sync = false;
-            self.applied(work.installed.as_ref().map_or(0, |snapshot| snapshot.index));
+            self.applied(snapshot.index);
         }
         for entry in work.committed.iter().filter(|entry| entry.kind == EntryKind::Membership) {
             self.change_members(entry)?;
@@ -453,7 +454,7 @@ impl<L: ReplicatedLog> Replica<L> {
         voters
             .iter()
             .filter(|&id| id != self.node.raft.id)
-            .filter(|&id| replica_id(id).is_some_and(&is_eligible))
+            .filter(|&id| ReplicaId::from_number(id).is_some_and(&is_eligible))
             .filter_map(|id| progress.get(id).map(|progress| (progress.recent_active, progress.matched, id)))
             .filter(|(is_active, ..)| *is_active)
             .max()
@@ -496,10 +497,6 @@ impl<L: ReplicatedLog> Replica<L> {
         }
         self.node.raft.set_randomized_election_timeout(self.election_timeout);
     }
-}
-
-fn replica_id(number: u64) -> Option<ReplicaId> {
-    ReplicaId::from_number(number)
 }
 
 /// Encodes changes that take effect together. The crate `raft` reads this encoding, too.

@@ -3,6 +3,7 @@
 use std::ops::RangeInclusive;
 
 use crate::options::SEGMENT_BYTES_MIN;
+pub(crate) use crate::varint::{push as push_varint, take as take_varint};
 
 /// Format version that is written, and the newest that is read.
 pub(crate) const VERSION: u16 = 2;
@@ -238,8 +239,8 @@ pub(crate) enum Successor {
 }
 
 impl Successor {
-    /// Whether the segment `number`, which comes later, is the successor. `None`: the seal does not tell, because there may be
-    /// unused files between.
+    /// Whether the later segment `number` is the successor, or comes after it, because the successor may have been removed.
+    /// `None`: the seal does not tell, because there may be unused files between.
     pub(crate) fn is(self, number: u32) -> Option<bool> {
         match self {
             Self::Missing => Some(false),
@@ -341,15 +342,6 @@ pub(crate) fn push_listed(body: &mut Vec<u8>, listed: SegmentExtent) {
     push_varint(body, u64::from(listed.records));
 }
 
-/// Appends a variable-length integer: seven bits per byte, lowest first; the highest bit announces another byte.
-pub(crate) fn push_varint(body: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        body.push((value & 0x7f) as u8 | 0x80);
-        value >>= 7;
-    }
-    body.push(value as u8);
-}
-
 /// Encodes the bytes before a put's payload and returns them with their length. Does not allocate, because it runs once per message.
 pub(crate) fn encode_put_head(queue: u32, sequence: u64) -> ([u8; 13], usize) {
     let (mut head, mut length, mut rest) = ([0; 13], 0, queue);
@@ -361,23 +353,6 @@ pub(crate) fn encode_put_head(queue: u32, sequence: u64) -> ([u8; 13], usize) {
     length += 1;
     head[length..length + 8].copy_from_slice(&sequence.to_le_bytes());
     (head, length + 8)
-}
-
-pub(crate) fn take_varint(rest: &mut &[u8]) -> Option<u64> {
-    let mut value = 0_u64;
-    for shift in (0..64).step_by(7) {
-        let (&byte, tail) = rest.split_first()?;
-        *rest = tail;
-        let bits = u64::from(byte & 0x7f);
-        if shift == 63 && bits > 1 {
-            return None;
-        }
-        value |= bits << shift;
-        if byte & 0x80 == 0 {
-            return Some(value);
-        }
-    }
-    None
 }
 
 pub(crate) fn take_u64(rest: &mut &[u8]) -> Option<u64> {

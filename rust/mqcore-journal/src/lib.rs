@@ -17,6 +17,7 @@
 //! | [`snapshot`] | the parts of the files that form a consistent copy |
 //! | [`storage`] | files: real ones, and in-memory ones with simulated crashes |
 //! | [`reading`] | batch reading while the journal is in use |
+//! | [`varint`] | integers of variable length |
 //! | [`options`], [`stats`], [`error`] | limits, statistics, errors |
 
 mod catalog;
@@ -40,4 +41,5 @@ pub mod snapshot;
 mod state;
 pub mod stats;
 pub mod storage;
+pub mod varint;
 mod writer;

@@ -6,7 +6,7 @@
 //! replica. Members are replaced while all this happens. [`Mistake`] has errors that a wrong integration could make; the last
 //! test shows that the simulation finds each of them.
 //!
-//! Seeds: see the crate `mqcore-testkit`.
+//! Seeds: see the crate `mqcore-testkit`. `MQCORE_TELL=1` prints what happens.
 
 pub(crate) mod disk;
 mod oracle;

@@ -115,7 +115,7 @@ impl<S: Storage> Journal<S> {
         self.push_bookkeeping(RecordKind::Mark, &body);
     }
 
-    /// Ends the last segment. The seal names the next one: a crash may have left the unused file of a number between them.
+    /// Ends the last segment. The seal names the next one: a failed creation may have left an unused file between them.
     fn push_seal(&mut self, successor: u32) {
         let Some(number) = self.tail.back().map(|writer| writer.number) else { return };
         let mut body = Vec::new();
