@@ -1,6 +1,8 @@
 //! EventMQ conversations: recorded dialogues of the original and its peers, replayed between sessions and a broker of
 //! several shards; and mqcore's extensions.
 
+mod results;
+
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fs;
 use std::path::Path;

@@ -31,8 +31,6 @@ const ANSWERED_BYTES_MAX: usize = 256 * 1024;
 const ROUNDS_MAX: usize = 16;
 /// Time for the peer to read the rest of the output.
 const LINGER: Duration = Duration::from_secs(1);
-/// The shard that knows all clients.
-const HOME: usize = 0;
 
 /// Output that a shard adds.
 #[derive(Debug)]
@@ -404,7 +402,7 @@ impl ServerConnection {
         for command in commands {
             match command.destination(placement) {
                 Destination::Shard(shard) => by_shard[shard].push(command),
-                Destination::Home => by_shard[HOME].push(command),
+                Destination::Home => by_shard[Placement::HOME].push(command),
                 Destination::Every => by_shard.iter_mut().for_each(|batch| batch.push(command.clone())),
             }
         }

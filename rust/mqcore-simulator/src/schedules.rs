@@ -255,9 +255,10 @@ impl ScheduleTask {
     }
 
     fn end(&mut self, outcome: Result<(), JournalError>, times: StepTimes) -> AfterStep {
-        let commands = if outcome.is_ok() { self.rounds.take_commands(times.now_ms) } else { Vec::new() };
+        let mut commands = if outcome.is_ok() { self.rounds.take_commands(times.now_ms) } else { Vec::new() };
         self.rounds.end(outcome);
         let notices = self.rounds.take_notices();
+        commands.extend(self.rounds.take_answers());
         let mut by_shard: BTreeMap<usize, Vec<Command>> = BTreeMap::new();
         for (shard, command) in commands {
             by_shard.entry(shard).or_default().push(command);

@@ -14,6 +14,9 @@ pub struct Placement {
 }
 
 impl Placement {
+    /// The shard that knows all clients.
+    pub const HOME: usize = 0;
+
     /// The rule with a key: a client that does not know the key cannot choose names of the same shard.
     #[must_use]
     pub const fn keyed(shards: usize, key: PlacementKey) -> Self {

@@ -27,6 +27,7 @@ use mqcore_broker::model::command::{Clear, ClientPattern, Destination, Request};
 use mqcore_broker::model::effect::Reply;
 use mqcore_broker::model::id::QueueAddress;
 use mqcore_broker::model::options::{QueueChanges, Status};
+use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::transfer::{MOVED_AT_ONCE_MAX, MoveMessages, MoveReport, MoveTarget};
 use serde::Deserialize;
@@ -358,8 +359,8 @@ pub(super) fn no_result(message: &str) -> Response {
 pub(super) async fn carry_out(admin: &Admin, request: Request) -> Result<Reply, Response> {
     let shard = match request.destination(admin.hub.placement) {
         Destination::Shard(shard) => shard,
-        // Requests for all shards have a function of their own; 0 is the home shard.
-        Destination::Home | Destination::Every => 0,
+        // Requests for all shards have a function of their own.
+        Destination::Home | Destination::Every => Placement::HOME,
     };
     begin(admin, shard, request).await
 }

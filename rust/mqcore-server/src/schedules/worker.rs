@@ -87,6 +87,8 @@ impl ScheduleThread {
             self.answer_ends(&outcome);
             self.note(outcome);
             self.tell_sessions();
+            let answers = self.rounds.take_answers();
+            self.send_to_shards(answers);
             self.wait_at_barrier();
             self.show();
             if ended {

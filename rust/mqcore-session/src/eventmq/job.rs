@@ -222,7 +222,7 @@ impl<'a> DeliveredJob<'a> {
 
     /// Its key, and how many jobs of the key run at a time.
     pub(super) fn concurrency(&self) -> Option<(&'a [u8], u32)> {
-        super::ledger::concurrency(self.text)
+        super::board::concurrency(self.text)
     }
 
     /// The queue for its result, if its client named one.

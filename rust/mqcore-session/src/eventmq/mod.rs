@@ -16,6 +16,7 @@
 //! A job is a message in the queue of its name. A worker subscribes to its queues; its free slots are the credit that all
 //! its subscriptions share. Frames are addressed to connections: identities are names for people.
 
+pub mod board;
 mod client;
 pub mod conversation;
 mod ids;

@@ -23,9 +23,10 @@ use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::eventmq::headers::Headers;
 use smallvec::SmallVec;
 
-use self::answers::{client_of, failed_job, lost_job, lost_result, settlement};
+use self::answers::{client_of, lost_result, settlement};
+use super::board::Cancellation;
 use super::job::{self, DeliveredJob, JobOutcome};
-use super::ledger::{Cancellation, cancelled_result};
+use super::ledger::cancelled_result;
 use super::shared::{EventmqShared, QueueTally, Registration, Worker};
 
 /// Maximum slots of a worker; further READY messages have no effect.
@@ -194,14 +195,11 @@ impl Work {
         let mut lost: Vec<_> = jobs.filter(|(_, running)| !running.kept).collect();
         // Clients hear in the order in which the worker got the jobs, whatever the order of the table.
         lost.sort_unstable_by_key(|(_, running)| running.serial);
-        for (id, running) in &lost {
+        for (id, running) in lost {
             if let Some(served) = self.queue(running.tag) {
-                self.record_failure(id, &served.address, running.ttl_ms, &lost_result());
+                self.lose(id, &served.address, running, commands);
             }
         }
-        commands.extend(
-            lost.into_iter().filter_map(|(id, running)| Some(lost_job(running.client.as_ref()?, id))),
-        );
     }
 
     fn is_busy(&self) -> bool {
@@ -235,6 +233,10 @@ impl Work {
         let handed = DeliveredJob::of(deliver);
         let wishes = handed.wishes;
         let id = MessageId::from_slice(deliver.message.id());
+        if self.has_ended(&id, deliver, &handed, now) {
+            self.has_room |= self.slots().give(SLOTS_MAX).is_some();
+            return;
+        }
         if !self.admits(&id, deliver, &handed, now, commands) {
             self.has_room |= self.slots().give(SLOTS_MAX).is_some();
             return;
@@ -244,8 +246,8 @@ impl Work {
             // Its last attempt was lost with its worker.
             self.exchange.count(|counters| &counters.failed);
             self.left(&id);
-            self.record_failure(&id, &deliver.queue, handed.result_ttl(), &lost_result());
-            commands.extend(client_of(deliver, wishes).map(|client| lost_job(client, &id)));
+            let (job, client) = ((&*deliver.queue, handed.result_ttl()), client_of(deliver, wishes));
+            self.fail(&id, job, client, &lost_result(), commands);
             commands.push(settlement(&deliver.queue, deliver.tag, id, Some(("worker-lost", Retry::Never))));
             self.has_room |= self.slots().give(SLOTS_MAX).is_some();
             return;
@@ -263,7 +265,7 @@ impl Work {
                 Some(queue) if handed.is_kept() => Results::To(Box::new(queue)),
                 _ => Results::Nowhere,
             };
-            self.remember(id, deliver, handed.is_kept(), client, results, now);
+            self.remember(id, deliver, client, results, now);
         } else {
             // No result will arrive for it.
             self.left(&id);
@@ -277,16 +279,16 @@ impl Work {
         &mut self,
         id: MessageId,
         deliver: &Deliver,
-        kept: bool,
         client: Option<Box<str>>,
         results: Results,
         now: Timestamp,
     ) {
         let handed = DeliveredJob::of(deliver);
-        let (wishes, ttl_ms) = (handed.wishes, handed.result_ttl());
+        let (kept, wishes, ttl_ms) = (handed.is_kept(), handed.wishes, handed.result_ttl());
         self.serial += 1;
         let serial = self.serial;
-        let due = (kept && wishes.timeout > 0).then(|| {
+        let runs = !matches!(results, Results::Recorded);
+        let due = (kept && runs && wishes.timeout > 0).then(|| {
             let time = Duration::from_secs(wishes.timeout.into()) + TIMEOUT_GRACE;
             now.after(time)
         });
@@ -335,6 +337,9 @@ impl Work {
         }
         if let Some(served) = self.queue(running.tag) {
             served.tally.left();
+        }
+        if matches!(running.results, Results::Recorded) {
+            self.end_settled(id);
         }
         self.left(id);
         while self.order.front().is_some_and(|(id, serial)| self.job(id, *serial).is_none()) {
@@ -472,14 +477,11 @@ impl Work {
             return;
         }
         let again = running.wishes.guarantee;
-        if let Some(client) = running.client.as_ref().filter(|_| !again) {
+        if let Some(served) = self.queue(running.tag).filter(|_| !again) {
             let limit = running.wishes.timeout;
             let why = format!("the worker sent no result within the time limit of {limit} s and 5 s more");
-            commands.push(failed_job(client, id, "Timeout", &why));
-        }
-        if let Some(served) = self.queue(running.tag).filter(|_| !again) {
-            let why = job::failure("Timeout", "the worker sent no result within the job's time limit");
-            self.record_failure(id, &served.address, running.ttl_ms, &why);
+            let (job, failure) = ((&served.address, running.ttl_ms), job::failure("Timeout", &why));
+            self.fail(id, job, running.client.as_deref(), &failure, commands);
         }
         self.exchange.count(if again { |c| &c.lost } else { |c| &c.failed });
         let retry = if again { Retry::AsDecided } else { Retry::Never };

@@ -12,7 +12,7 @@ use mqcore_broker::model::effect::JobNotice;
 use mqcore_broker::model::id::{ConnectionId, QueueAddress};
 use mqcore_broker::model::message::{Message, Properties};
 use mqcore_session::jobs::{
-    EndedJob, Flow, JobBoard, JobEnd, LedgerRequest, cancelled_result, failed_answer,
+    EndedJob, Flow, HearsEnd, JobBoard, JobEnd, LedgerRequest, cancelled_result, failed_answer,
 };
 use serde_json::json;
 use serde_json::value::RawValue;
@@ -88,6 +88,8 @@ pub(crate) struct Ledger {
     /// Changes for the caller to save.
     pub(crate) changes: VecDeque<Change>,
     pub(crate) notices: Vec<(ConnectionId, JobNotice)>,
+    /// Results for clients of jobs that no session has any more.
+    pub(crate) answers: Vec<(Box<str>, Message)>,
     pub(crate) begun: VecDeque<StepJob>,
     /// Jobs whose cancellations are not saved yet.
     cancelling: Vec<Box<[u8]>>,
@@ -180,9 +182,9 @@ impl Ledger {
 
     // ---- Ends of jobs --------------------------------------------------------------------------------------------
 
-    /// A job has ended. Its session hears of the end that counts, which may be an earlier one.
+    /// A job has ended.
     pub(crate) fn ended(&mut self, job: EndedJob, next: &mut u64, now_ms: u64) {
-        let EndedJob { asker, queue, result, end, ttl_ms } = job;
+        let EndedJob { hears, queue, result, end, ttl_ms } = job;
         let saved = SavedResult {
             id: result.id().into(),
             queue,
@@ -191,10 +193,12 @@ impl Ledger {
             body: result.body().into(),
         };
         let counts = self.record(saved, next, now_ms);
-        if let Some(asker) = asker {
-            let earlier = if counts { None } else { self.results.get(result.id()) };
-            let result = earlier.map_or(result, |kept| result_message(&kept.result));
-            self.notices.push((asker, JobNotice::Kept(result)));
+        let earlier = if counts { None } else { self.results.get(result.id()) };
+        let result = earlier.map_or(result, |kept| result_message(&kept.result));
+        match hears {
+            HearsEnd::Nobody => {}
+            HearsEnd::Session(session) => self.notices.push((session, JobNotice::Kept(result))),
+            HearsEnd::Client(client) => self.answers.push((client, result)),
         }
     }
 
@@ -274,6 +278,7 @@ impl Ledger {
         let Some(id) = self.by_number.remove(&number) else { return };
         let Some(kept) = self.results.remove(&id) else { return };
         self.forget_place(&kept);
+        self.board.settled(&id);
         if kept.result.end == JobEnd::Cancelled {
             self.board.forget(&id);
         }

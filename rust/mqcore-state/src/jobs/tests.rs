@@ -1,11 +1,14 @@
 //! Consequences of the ends of jobs, and of a crash between two records.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use mqcore_broker::model::effect::JobNotice;
 use mqcore_broker::model::id::{ConnectionId, QueueAddress};
 use mqcore_broker::model::message::{Message, Properties};
-use mqcore_session::jobs::{Cancellation, EndedJob, Flow, FlowStep, JobEnd, LedgerRequest};
+use mqcore_session::jobs::{
+    Cancellation, EndedJob, Flow, FlowStep, HearsEnd, JobBoard, JobEnd, LedgerRequest,
+};
 
 use super::ledger::{CANCELLED_MS, Change, Ledger, RESULTS_MAX};
 use super::record::{SavedResult, SavedStep, decode_flow, encode_flow};
@@ -86,7 +89,7 @@ impl Kept {
 
     fn ended(&mut self, id: &str, result: &str, end: JobEnd) {
         let result = Message::from_parts(id.as_bytes(), b"", result.as_bytes(), Properties::default(), None);
-        let job = EndedJob { asker: Some(ASKER), queue: queue(), result, end, ttl_ms: 60_000 };
+        let job = EndedJob { hears: HearsEnd::Session(ASKER), queue: queue(), result, end, ttl_ms: 60_000 };
         self.ledger.ended(job, &mut self.next, NOW);
         let kept = self.ledger.notices.drain(..).any(|(_, notice)| matches!(notice, JobNotice::Kept(_)));
         assert!(kept, "the ledger confirms it even if it knew the end");
@@ -226,7 +229,7 @@ fn waiting_clients_receive_results_which_expire_in_time() {
     kept.ledger.request(ASKER, LedgerRequest::Await { job: (*b"a").into() }, &mut kept.next, NOW);
     assert!(kept.ledger.notices.is_empty());
     let result = Message::from_parts(b"a", b"", b"{}", Properties::default(), None);
-    let job = EndedJob { asker: None, queue: queue(), result, end: JobEnd::Done, ttl_ms: 60_000 };
+    let job = EndedJob { hears: HearsEnd::Nobody, queue: queue(), result, end: JobEnd::Done, ttl_ms: 60_000 };
     kept.ledger.ended(job, &mut kept.next, NOW);
     let told = kept.ledger.notices.pop().unwrap();
     assert!(
@@ -239,6 +242,20 @@ fn waiting_clients_receive_results_which_expire_in_time() {
     assert!(kept.state("a").contains("unknown"));
     kept.settle();
     assert!(matches!(kept.changes[..], [Change::Result(0, _), Change::Settle(0)]), "{:?}", kept.changes);
+}
+
+#[test]
+fn an_end_that_was_never_settled_is_forgotten_with_its_result() {
+    let (mut kept, board) = (Kept::default(), Arc::new(JobBoard::default()));
+    kept.ledger.share(&board);
+    let result = Message::from_parts(b"a", b"", b"{}", Properties::default(), None);
+    let job = EndedJob { hears: HearsEnd::Nobody, queue: queue(), result, end: JobEnd::Done, ttl_ms: 60_000 };
+    board.ended(&job);
+    kept.ledger.ended(job, &mut kept.next, NOW);
+    kept.ledger.expire(NOW + 59_999);
+    assert!(board.end_of(b"a", &queue()).is_some());
+    kept.ledger.expire(NOW + 60_000);
+    assert!(board.end_of(b"a", &queue()).is_none());
 }
 
 #[test]
@@ -268,7 +285,13 @@ fn the_session_of_a_job_hears_of_the_end_that_counts() {
     let mut kept = Kept::default();
     kept.cancel("a");
     let result = Message::from_parts(b"a", b"", b"true", Properties::default(), None);
-    let job = EndedJob { asker: Some(ASKER), queue: queue(), result, end: JobEnd::Done, ttl_ms: 60_000 };
+    let job = EndedJob {
+        hears: HearsEnd::Session(ASKER),
+        queue: queue(),
+        result,
+        end: JobEnd::Done,
+        ttl_ms: 60_000,
+    };
     kept.ledger.ended(job, &mut kept.next, NOW);
     let Some((ASKER, JobNotice::Kept(counts))) = kept.ledger.notices.pop() else { panic!("no notice") };
     assert!(String::from_utf8_lossy(counts.body()).contains("Cancelled"));
@@ -307,7 +330,7 @@ fn the_results_that_expire_first_make_room_for_others() {
         let id = number.to_string();
         let result = Message::from_parts(id.as_bytes(), b"", b"{}", Properties::default(), None);
         let ttl_ms = if number == 1 { 1_000 } else { 60_000 };
-        let job = EndedJob { asker: None, queue: queue(), result, end: JobEnd::Done, ttl_ms };
+        let job = EndedJob { hears: HearsEnd::Nobody, queue: queue(), result, end: JobEnd::Done, ttl_ms };
         kept.ledger.ended(job, &mut kept.next, NOW);
     }
     assert_eq!(kept.ledger.results(), RESULTS_MAX);

@@ -161,6 +161,12 @@ impl<S: Storage> ScheduleRounds<S> {
         notices
     }
 
+    /// Commands that send results of jobs to clients, for their shards. Only after [`ScheduleRounds::end`]. They wait while the disk
+    /// is full. If it has failed, no later round could save more, and clients hear the results as they do from workers.
+    pub fn take_answers(&mut self) -> Vec<(usize, Command)> {
+        if self.is_failing && !self.has_failed { Vec::new() } else { self.keeper.take_answers() }
+    }
+
     /// An event of a shard about runs.
     pub fn event(&mut self, event: Event, now_ms: u64) {
         match event {

@@ -15,9 +15,6 @@ use crate::hub::Hub;
 use crate::net::outbox::Outbox;
 use crate::shard::inbox::{CommandBatch, Input, permits_for};
 
-/// The shard that knows all clients.
-const HOME: usize = 0;
-
 type Room = Pin<Box<dyn Future<Output = Result<OwnedSemaphorePermit, AcquireError>> + Send>>;
 
 /// Commands in the order in which they are sent.
@@ -86,7 +83,7 @@ impl CommandQueue {
                     command.goes_with(first) || command.destination(placement) == destination
                 }));
         if alone {
-            let shard = if let Destination::Shard(shard) = destination { shard } else { HOME };
+            let shard = if let Destination::Shard(shard) = destination { shard } else { Placement::HOME };
             return self.enqueue(shard, commands, bytes, (outbox, client));
         }
         let bytes_each = bytes / commands.len();
@@ -94,7 +91,7 @@ impl CommandQueue {
         for command in commands {
             match command.destination(placement) {
                 Destination::Shard(shard) => by_shard[shard].push(command),
-                Destination::Home => by_shard[HOME].push(command),
+                Destination::Home => by_shard[Placement::HOME].push(command),
                 Destination::Every => by_shard.iter_mut().for_each(|batch| batch.push(command.clone())),
             }
         }

@@ -15,11 +15,6 @@ pub(super) fn client_of(deliver: &Deliver, wishes: Headers) -> Option<&str> {
     wishes.reply_requested.then_some(&*client.id)
 }
 
-/// Notifies the client of a job that its worker was lost and no other worker gets the job.
-pub(super) fn lost_job(client: &str, id: &MessageId) -> Command {
-    failed_job(client, id, "Lost", LOST)
-}
-
 const LOST: &str = "the connection to the worker was lost before the job ended; the job may have run";
 
 pub(super) fn lost_result() -> String {
@@ -27,13 +22,12 @@ pub(super) fn lost_result() -> String {
 }
 
 pub(super) fn cancelled_job(client: &str, id: &MessageId) -> Command {
-    let message = Message::from_parts(id, b"", cancelled_result().as_bytes(), Properties::default(), None);
-    Command::Respond { to: client.into(), message }
+    ended_job(client, id, cancelled_result().as_bytes())
 }
 
-pub(super) fn failed_job(client: &str, id: &MessageId, kind: &str, why: &str) -> Command {
-    let result = job::failure(kind, why);
-    let message = Message::from_parts(id, b"", result.as_bytes(), Properties::default(), None);
+/// Sends the result of a job to its client.
+pub(super) fn ended_job(client: &str, id: &MessageId, result: &[u8]) -> Command {
+    let message = Message::from_parts(id, b"", result, Properties::default(), None);
     Command::Respond { to: client.into(), message }
 }
 

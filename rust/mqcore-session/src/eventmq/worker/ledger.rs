@@ -8,10 +8,11 @@ use mqcore_broker::model::id::QueueAddress;
 use mqcore_broker::model::message::{Message, Properties};
 use mqcore_broker::model::time::Timestamp;
 
-use super::answers::{cancelled_job, client_of, settlement};
-use super::{Results, Work};
+use super::answers::{cancelled_job, client_of, ended_job, lost_result, settlement};
+use super::{Results, Running, Work};
+use crate::eventmq::board::Cancellation;
 use crate::eventmq::job::{DeliveredJob, JobOutcome};
-use crate::eventmq::ledger::{Cancellation, EndedJob, JobEnd};
+use crate::eventmq::ledger::{EndedJob, HearsEnd, JobEnd};
 
 /// Delay before a job is delivered again whose cancellation is not saved yet.
 const CANCELLING_PAUSE: Duration = Duration::from_millis(50);
@@ -68,22 +69,81 @@ impl Work {
         let outcome = if outcome == JobOutcome::Done { JobOutcome::of(body, timed) } else { outcome };
         let end = if outcome == JobOutcome::Done { JobEnd::Done } else { JobEnd::Failed };
         let result = Message::from_parts(id, b"", body, Properties::default(), None);
-        ledger.ended(EndedJob { asker: Some(asker), queue: served.address.clone(), result, end, ttl_ms });
+        let ended =
+            EndedJob { hears: HearsEnd::Session(asker), queue: served.address.clone(), result, end, ttl_ms };
+        ledger.board().ended(&ended);
+        ledger.ended(ended);
         true
     }
 
-    /// Tells the ledger that a job has failed without a result of a worker.
-    pub(super) fn record_failure(
+    /// Whether the job has ended at a worker whose connection was lost before the job was settled. Then the worker does not get
+    /// it: the ledger gets the same end again, and its confirmation settles the job.
+    pub(super) fn has_ended(
+        &mut self,
+        id: &MessageId,
+        deliver: &Deliver,
+        handed: &DeliveredJob<'_>,
+        now: Timestamp,
+    ) -> bool {
+        if !handed.is_kept() || handed.result_ttl().is_none() {
+            return false;
+        }
+        let Some(ledger) = self.exchange.jobs().cloned() else { return false };
+        if deliver.requeues == 0 {
+            // Sent again with its id after its queue was purged: the end before does not count for it.
+            ledger.board().settled(id);
+            return false;
+        }
+        let Some(ended) = ledger.board().end_of(id, &deliver.queue) else { return false };
+        let client = client_of(deliver, handed.wishes).map(Box::from);
+        self.remember(id.clone(), deliver, client, Results::Recorded, now);
+        ledger.ended(EndedJob { hears: HearsEnd::Session(self.registration.peer.connection), ..ended });
+        true
+    }
+
+    /// The delivery of a job that has ended is settled, or the job runs again.
+    pub(super) fn end_settled(&self, id: &MessageId) {
+        if let Some(ledger) = self.exchange.jobs() {
+            ledger.board().settled(id);
+        }
+    }
+
+    /// A job has failed without a result of a worker: tells its client. If the ledger keeps its result, the client hears the end
+    /// that counts there: the job may have been cancelled.
+    pub(super) fn fail(
+        &self,
+        id: &MessageId,
+        job: (&QueueAddress, Option<u64>),
+        client: Option<&str>,
+        failure: &str,
+        commands: &mut Vec<Command>,
+    ) {
+        let (queue, ttl_ms) = job;
+        let (Some(ttl_ms), Some(ledger)) = (ttl_ms, self.exchange.jobs()) else {
+            return commands.extend(client.map(|client| ended_job(client, id, failure.as_bytes())));
+        };
+        let result = Message::from_parts(id, b"", failure.as_bytes(), Properties::default(), None);
+        let hears = hears_end(client);
+        ledger.ended(EndedJob { hears, queue: queue.clone(), result, end: JobEnd::Failed, ttl_ms });
+    }
+
+    /// The connection of the worker of a job ends, and no other worker gets the job: it is lost, or has ended before.
+    pub(super) fn lose(
         &self,
         id: &MessageId,
         queue: &QueueAddress,
-        ttl_ms: Option<u64>,
-        body: &str,
+        running: &Running,
+        commands: &mut Vec<Command>,
     ) {
-        if let (Some(ttl_ms), Some(ledger)) = (ttl_ms, self.exchange.jobs()) {
-            let result = Message::from_parts(id, b"", body.as_bytes(), Properties::default(), None);
-            ledger.ended(EndedJob { asker: None, queue: queue.clone(), result, end: JobEnd::Failed, ttl_ms });
+        let client = running.client.as_deref();
+        if matches!(running.results, Results::Recorded)
+            && let Some(ledger) = self.exchange.jobs()
+            && let Some(ended) = ledger.board().end_of(id, queue)
+        {
+            ledger.board().settled(id);
+            return ledger.ended(EndedJob { hears: hears_end(client), ..ended });
         }
+        self.fail(id, (queue, running.ttl_ms), client, &lost_result(), commands);
     }
 
     pub(super) fn began(
@@ -110,4 +170,8 @@ impl Work {
     pub(in crate::eventmq) fn can_stop(&self, job: &[u8]) -> bool {
         self.counts && self.running.contains_key(&MessageId::from_slice(job))
     }
+}
+
+fn hears_end(client: Option<&str>) -> HearsEnd {
+    client.map_or(HearsEnd::Nobody, |client| HearsEnd::Client(client.into()))
 }

@@ -7,6 +7,7 @@ use mqcore_broker::model::effect::JobNotice;
 use mqcore_broker::model::id::{ConnectionId, RequestId};
 use mqcore_broker::model::intake::Ticket;
 use mqcore_broker::model::options::QueueChanges;
+use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::transfer::{MOVED_AT_ONCE_MAX, MoveMessages, MoveTarget};
 use mqcore_journal::error::JournalError;
 use mqcore_journal::storage::Storage;
@@ -64,7 +65,7 @@ impl<S: Storage> Keeper<S> {
         }
     }
 
-    /// A job has ended. Its session hears of that with [`Keeper::take_notices`].
+    /// A job has ended. Its session hears of that with [`Keeper::take_notices`], or its client with [`Keeper::take_answers`].
     pub fn job_ended(&mut self, job: EndedJob, now_ms: u64) {
         self.ledger.ended(job, &mut self.next, now_ms);
     }
@@ -88,6 +89,12 @@ impl<S: Storage> Keeper<S> {
     /// Notices for sessions about jobs. Must be called after [`Keeper::commit`].
     pub fn take_notices(&mut self) -> Vec<(ConnectionId, JobNotice)> {
         std::mem::take(&mut self.ledger.notices)
+    }
+
+    /// The commands that send results to clients of jobs that no session has any more. Must be called after [`Keeper::commit`].
+    pub fn take_answers(&mut self) -> Vec<(usize, Command)> {
+        let answers = self.ledger.answers.drain(..);
+        answers.map(|(to, message)| (Placement::HOME, Command::Respond { to, message })).collect()
     }
 
     /// Buffers the changes about jobs, before any other record: numbers ascend. Changes that find no space stay for the
