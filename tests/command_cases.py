@@ -145,6 +145,7 @@ CASES: Final = {
 ELSEWHERE: Final = {
     "serve": "runs until a signal: test_serve_prints_its_ready_line_only",
     "drain": "stops a broker: test_drain_reports_what_it_started",
+    "cluster ls": "needs a cluster: test_the_command_line_lists_the_nodes in tests/test_cluster.py",
     "run": "runs until a signal: tests/test_cli_run.py",
     "docs asyncapi": "needs an app: tests/test_asyncapi.py",
     "worker": "runs until a signal: test_worker_and_watch_print_data_until_a_signal",

@@ -368,6 +368,7 @@ TABLES: dict[str, str] = {
     "QueueDeclaration": "[[queue]]\nname = 'a/1'\nno_such_setting = 1",
     "RouterOptions": "[[router]]\nno_such_setting = 1",
     "Binding": "[[router]]\nname = 'a'\n[[router.binding]]\nno_such_setting = 1",
+    "ClusterConfig": "[cluster]\nno_such_setting = 1",
     "NodeConfig": "[node]\nno_such_setting = 1",
     "UpstreamConfig": "[[upstream]]\nno_such_setting = 1",
     "NodeFilter": "[node.accept]\nno_such_setting = 1",

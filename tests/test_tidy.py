@@ -45,6 +45,7 @@ MAY_KNOW = {
     "mqcore-authority": set(),
     "mqcore-cluster": {"mqcore-wire"},
     "mqcore-consensus": {"mqcore-journal"},
+    "mqcore-replication": {"mqcore-consensus", "mqcore-journal"},
     "mqcore-limiter": set(),
     "mqcore-scheduler": set(),
     "mqcore-tls": set(),
@@ -59,6 +60,7 @@ MAY_KNOW = {
         "mqcore-journal",
         "mqcore-archive",
         "mqcore-lake",
+        "mqcore-replication",
         "mqcore-cluster",
         "mqcore-authority",
         "mqcore-limiter",
@@ -81,6 +83,7 @@ MAY_KNOW = {
         "mqcore-broker",
         "mqcore-session",
         "mqcore-server",
+        "mqcore-replication",
         "mqcore-client",
         "mqcore-limiter",
     },
@@ -88,7 +91,7 @@ MAY_KNOW = {
 
 # External crates that only these crates may use.
 ONLY_IN = {
-    "tokio": {"mqcore-lake", "mqcore-server", "mqcore-client", "mqcore-python"},
+    "tokio": {"mqcore-lake", "mqcore-replication", "mqcore-server", "mqcore-client", "mqcore-python"},
     "axum": {"mqcore-server"},
     "rustls": {"mqcore-tls", "mqcore-lake"},
     "sqlx": {"mqcore-lake"},

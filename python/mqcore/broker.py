@@ -43,12 +43,14 @@ from mqcore._broker_stats import (
     _stats,
 )
 from mqcore._handler_loop import HandlerLoop
+from mqcore._start_checks import check_start
 from mqcore.authority import Authority, _register
 from mqcore.config import (
     AuthorityOptions,
     BrokerConfig,
     ChannelDeclaration,
     ChannelOptions,
+    ClusterConfig,
     Duration,
     NodeConfig,
     QueueDeclaration,
@@ -104,6 +106,7 @@ class BrokerOptions(TypedDict, total=False):
     data_dir: str | None
     history: bool
     history_bodies: bool
+    cluster: ClusterConfig | None
     node: NodeConfig | None
     history_max_age: Duration
     history_max_bytes: int
@@ -249,6 +252,7 @@ class Broker(BrokerCalls):
             self._authenticators[key] = authenticator
         self._waiters: set[asyncio.Future[None]] = set()
         self._export: Export | None = None
+        self._leads = False
 
     def _new_core(self, config: BrokerConfig) -> _core.Broker:
         return _core.Broker(config)
@@ -409,7 +413,7 @@ class Broker(BrokerCalls):
         caller's.
         """
         self._check_handlers()
-        self._check_data_dir()
+        check_start(self._config, leads=self._leads)
         # Before the start: without OpenTelemetry nothing may be running.
         export = self._new_export() if self._config.otel else None
         try:
@@ -421,20 +425,17 @@ class Broker(BrokerCalls):
         self._export = export
         _RUNNING.add(self)
 
+    def _lead(self, member: _core.ClusterMember) -> bool:
+        """Write into the files of a cluster, if this node leads it."""
+        self._leads = member.lead(self._core)
+        return self._leads
+
     def _new_export(self) -> Export:
         from mqcore.otel import _installed
 
         with _installed():
             from mqcore.otel.broker import Export
         return Export(self, _core.__version__)
-
-    def _check_data_dir(self) -> None:
-        """Raise `DataDirError` if the data directory is a file, before users and tokens are read from inside it."""
-        data_dir = self._config.data_dir
-        if data_dir is not None and os.path.exists(data_dir) and not os.path.isdir(data_dir):
-            raise errors.DataDirError(
-                f"data_dir {data_dir!r} is a file; name a directory, which is created if it is missing"
-            )
 
     def _check_handlers(self) -> None:
         """Raise `ConfigError` if a handler that the configuration names is not registered."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import click
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from mqcore.config import BrokerConfig
 
 __all__ = ["serve"]
+
+# Seconds that a leader which stops waits for another node to lead.
+_RESIGNATION_PATIENCE: Final = 3.0
 
 
 @click.command()
@@ -102,6 +105,14 @@ async def _serve(broker: Broker, drain_timeout: float) -> int:
     stop: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     manager = Notifier()
     with _Signals(stop), _Reload(broker):
+        member = None
+        if broker.config.cluster is not None:
+            from mqcore.cli.following import follow
+
+            member = await follow(broker, stop)
+            if member is None:
+                logger.info("stopped after signal %d", stop.result())
+                return ExitCode.DONE
         # Without the event loop of this program: tasks that handlers start could end it.
         broker.start()
         try:
@@ -118,10 +129,14 @@ async def _serve(broker: Broker, drain_timeout: float) -> int:
             if stop.done():
                 logger.info("draining for up to %g s; a second signal stops immediately", drain_timeout)
             manager.stopping(f"draining for up to {drain_timeout:g} s")
+            if member is not None:
+                member.stop_broker()
             await broker.aclose(drain_timeout)
             await stopped
         finally:
             await broker.aclose()
+        if member is not None:
+            await asyncio.to_thread(member.resign, _RESIGNATION_PATIENCE)
     if stop.done():
         logger.info("stopped after signal %d", stop.result())
     else:

@@ -24,6 +24,7 @@ from mqcore.config.routing import Binding, Interaction, RouteMethod, RouterOptio
 if TYPE_CHECKING:
     from mqcore.config.authority import AuthorityOptions, TokenOptions, UserOptions
     from mqcore.config.broker import BrokerConfig
+    from mqcore.config.cluster import ClusterConfig
     from mqcore.config.nodes import NodeConfig, NodeFilter, NodeRule, UpstreamConfig
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "BrokerConfig",
     "ChannelDeclaration",
     "ChannelOptions",
+    "ClusterConfig",
     "Durability",
     "Duration",
     "Interaction",
@@ -53,6 +55,7 @@ __all__ = [
 _MODULES = {
     "mqcore.config.authority": ("AuthorityOptions", "TokenOptions", "UserOptions"),
     "mqcore.config.broker": ("BrokerConfig",),
+    "mqcore.config.cluster": ("ClusterConfig",),
     "mqcore.config.nodes": ("NodeConfig", "NodeFilter", "NodeRule", "UpstreamConfig"),
 }
 __getattr__ = importer(globals(), _MODULES)

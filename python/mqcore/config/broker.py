@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self
 
 from mqcore.config.authority import AuthorityOptions, TokenOptions, UserOptions
+from mqcore.config.cluster import ClusterConfig
 from mqcore.config.convert import Key, build, check, keys
 from mqcore.config.duration import Duration
 from mqcore.config.nodes import NodeConfig
@@ -50,6 +51,8 @@ class BrokerConfig:
     """Whether the data directory records every lifecycle event of every message. Default no."""
     history_bodies: bool = True
     """Whether the history keeps message bodies, and not only their sizes. Default yes."""
+    cluster: ClusterConfig | None = None
+    """This broker is a node of a cluster, which `data_dir` belongs to. Only for ``mqcore serve``. Default none."""
     node: NodeConfig | None = None
     """Links to other brokers. Default none."""
     history_max_age: Duration = 0.0

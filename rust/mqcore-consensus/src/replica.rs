@@ -289,17 +289,20 @@ impl<L: ReplicatedLog> Replica<L> {
     /// Takes a message from another replica of the group.
     ///
     /// # Errors
-    /// [`ReplicaError::LogLost`]: this replica has lost part of its log. Messages of replicas that have left are ignored.
+    /// [`ReplicaError::LogLost`]: this replica has lost part of its log. Messages of replicas that have left, and for other
+    /// replicas, are ignored.
     pub fn receive(&mut self, message: ReplicaMessage) -> Result<(), ReplicaError<L::Error>> {
+        if message.0.to != self.node.raft.id {
+            // For an earlier replica of this node, which had entries that this one has not.
+            return Ok(());
+        }
         let last = self.node.raft.raft_log.last_index();
         let is_current = message.0.term >= self.node.raft.term;
         if message.0.msg_type == MessageType::MsgHeartbeat && is_current && message.0.commit > last {
             return Err(ReplicaError::LogLost { last, acknowledged: message.0.commit });
         }
-        if message.0.to == self.node.raft.id {
-            // The only errors are about senders that are not members, and about messages that make no sense now.
-            let _ = self.node.step(message.0);
-        }
+        // The only errors are about senders that are not members, and about messages that make no sense now.
+        let _ = self.node.step(message.0);
         self.draw_election_timeout();
         Ok(())
     }

@@ -133,14 +133,17 @@ fn replica_that_lost_entries_reports_it_instead_of_acknowledging_more() {
     }
     // Heartbeats for replica 2 reach an empty one with its id.
     let mut empty = Replica::start(ReplicaId::first(2), empty_log(), ReplicaOptions::default()).unwrap();
-    let received: Vec<_> = group
-        .recorded()
-        .into_iter()
-        .filter(|message| message.to() == Some(ReplicaId::first(2)))
-        .map(|message| empty.receive(message))
-        .collect();
+    let heartbeats: Vec<_> =
+        group.recorded().into_iter().filter(|message| message.to() == Some(ReplicaId::first(2))).collect();
+    let received: Vec<_> = heartbeats.iter().map(|message| empty.receive(message.clone())).collect();
     let lost = received.iter().any(|received| matches!(received, Err(ReplicaError::LogLost { last: 0, .. })));
     assert!(lost, "{received:?}");
+    // The next replica of the node has promised nothing.
+    let next = ReplicaId::first(2).next_generation();
+    let mut next = Replica::start(next, empty_log(), ReplicaOptions::default()).unwrap();
+    for message in heartbeats {
+        next.receive(message).unwrap();
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Storage of a journal's files: the journal's only access to a disk.
 
 pub mod directory;
-mod file;
+pub mod file;
 pub mod lock;
 mod memory;
 pub mod private;

@@ -17,18 +17,18 @@ use mqcore_broker::model::config::HandlerSpec;
 use mqcore_broker::model::router::RouterDefinition;
 use mqcore_broker::model::stats::WaitingMessage;
 use mqcore_client::config::LocalFactory;
+use mqcore_replication::storage::DataFiles;
 use mqcore_server::config::address::Listening;
 use mqcore_server::config::{Config, Protocol};
 use mqcore_server::handler::HandlerPort as _;
 use mqcore_server::schedules::EntryId;
-use mqcore_server::server::Server;
 use pyo3::exceptions::{PyRuntimeError, PyTimeoutError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 pub(crate) use self::running::LocalClients;
-use self::running::{HANDLER_GRACE, HandlerDefinition, RUNTIME_SHUTDOWN, Running};
+use self::running::{HANDLER_GRACE, HandlerDefinition, Running};
 use crate::authority::{self, AuthorityThread};
 use crate::backup::BackupArchive;
 use crate::decision::{Decision, policy_of};
@@ -39,7 +39,6 @@ use crate::handler::Handler;
 use crate::inspector::{Inspector, Local};
 use crate::message::Message;
 use crate::node_filter::{self, FilterThread};
-use crate::signal::Signal;
 use crate::{config, error, routing, snapshot};
 
 /// Maximum handlers of one broker. Each has a thread, so more indicate a defect in the program.
@@ -51,6 +50,8 @@ const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 #[pyclass(frozen, module = "mqcore._core")]
 pub struct Broker {
     config: Config,
+    /// The way to the files of its data directory.
+    files: Mutex<DataFiles>,
     handlers: Mutex<Vec<HandlerDefinition>>,
     authority: Mutex<Option<authority::AuthenticatorDefinition>>,
     extensions: Mutex<Vec<extension::ExtensionDefinition>>,
@@ -80,6 +81,11 @@ enum BrokerState {
 impl Broker {
     pub(crate) fn local_clients(&self) -> Option<Arc<LocalClients>> {
         self.local_clients.clone()
+    }
+
+    /// Lets the broker write into the files of a cluster from its next start on.
+    pub(crate) fn use_files(&self, files: DataFiles) {
+        *lock(&self.files) = files;
     }
 
     /// Connects clients in this process without a socket. Connecting fails while the broker is stopped.
@@ -149,28 +155,9 @@ impl Broker {
             dispatchers.set_node_filters(accept, send.collect::<io::Result<_>>()?);
         }
         let mut config = self.config.clone();
+        config.files = lock(&self.files).clone();
         config.routers.extend(lock(&self.routers).iter().cloned());
-        let port = dispatchers.clone();
-        py.detach(|| {
-            let runtime = tokio::runtime::Builder::new_multi_thread()
-                .worker_threads(config.shard_count().max(2))
-                .thread_name("mqcore-worker")
-                .enable_all()
-                .build()?;
-            match runtime.block_on(Server::start(config, specs, port)) {
-                Ok(server) => Ok(Running {
-                    server,
-                    handle: runtime.handle().clone(),
-                    runtime: Mutex::new(Some(runtime)),
-                    dispatchers: dispatchers.clone(),
-                    stopped: Signal::default(),
-                }),
-                Err(refused) => {
-                    runtime.shutdown_timeout(RUNTIME_SHUTDOWN);
-                    Err(error::start(&refused))
-                }
-            }
-        })
+        py.detach(|| Running::launch(config, specs, dispatchers))
     }
 }
 
@@ -181,6 +168,7 @@ impl Broker {
     fn new(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<Self> {
         Ok(Self {
             config: config::server(config, manual_clock)?,
+            files: Mutex::default(),
             handlers: Mutex::default(),
             authority: Mutex::default(),
             extensions: Mutex::default(),

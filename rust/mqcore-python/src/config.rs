@@ -14,6 +14,7 @@ use mqcore_broker::model::options::{
 };
 use mqcore_broker::model::router::RouterDefinition;
 use mqcore_broker::model::topic::TopicLimits;
+use mqcore_replication::storage::DataFiles;
 use mqcore_server::config::history::{ArchiveConfig, HistoryConfig, ObjectArchiveConfig};
 use mqcore_server::config::mask::MaskConfig;
 use mqcore_server::config::{
@@ -90,6 +91,7 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
         unsaved_memory_max: field(config, "unsaved_memory_max")?,
         unsaved_memory_per_user_max: field(config, "unsaved_memory_per_user_max")?,
         data_dir: field::<Option<PathBuf>>(config, "data_dir")?,
+        files: DataFiles::Local,
         authority: authority::config(&config.call_method0("_authority")?.extract::<String>()?)?,
         routers: routers(config)?,
         declarations: declarations(config)?,

@@ -6,6 +6,7 @@ mod backup;
 pub mod broker;
 mod call;
 mod client;
+mod cluster;
 mod compaction;
 mod config;
 mod decision;
@@ -50,6 +51,8 @@ mod _core {
     use crate::backup::{BackupArchive, ZstdReader, ZstdWriter};
     #[pymodule_export]
     use crate::broker::Broker;
+    #[pymodule_export]
+    use crate::cluster::{ClusterMember, cluster_status};
     #[pymodule_export]
     use crate::compaction::journal_compact;
     #[pymodule_export]

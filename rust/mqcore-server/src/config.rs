@@ -18,6 +18,7 @@ use mqcore_broker::model::policy;
 use mqcore_broker::model::router::RouterDefinition;
 use mqcore_broker::model::topic::TopicLimits;
 use mqcore_limiter::limiter;
+use mqcore_replication::storage::DataFiles;
 use mqcore_session::protocol::LimitUse;
 use mqcore_wire::codec::Limits;
 
@@ -121,6 +122,8 @@ pub struct Config {
     /// Directory for definitions and saved messages. Default none: everything stays in memory, and queues with a
     /// saving policy reject messages.
     pub data_dir: Option<PathBuf>,
+    /// Where the files of the data directory are written: on this disk, or on the nodes of a cluster. Default this disk.
+    pub files: DataFiles,
     /// Directory with the files of the dashboard, which the admin side serves. Default none.
     pub dashboard_dir: Option<PathBuf>,
     /// Maximum publish rate of one client; the rejection of further messages contains the time after which to retry.
@@ -194,6 +197,7 @@ impl Default for Config {
             unsaved_memory_max: None,
             unsaved_memory_per_user_max: 0,
             data_dir: None,
+            files: DataFiles::Local,
             dashboard_dir: None,
             publish_limit: None,
             connect_limit: None,

@@ -133,9 +133,15 @@ pub(super) fn retry_interrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> i
 
 /// Gives a new file its length and, if the file system can, reserves its space. A full disk then fails here instead of in the
 /// middle of a write, and later syncs need not make a new length durable.
+///
+/// # Errors
+/// The error of the system, for example a full disk.
 #[cfg(any(target_os = "linux", target_os = "android", target_os = "freebsd"))]
-fn reserve(file: &File, length: u64) -> io::Result<()> {
+pub fn reserve(file: &File, length: u64) -> io::Result<()> {
     use rustix::io::Errno;
+    if length == 0 {
+        return Ok(());
+    }
     let reserved = retry_interrupted(|| {
         Ok(rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, length)?)
     });
@@ -151,8 +157,12 @@ fn reserve(file: &File, length: u64) -> io::Result<()> {
     }
 }
 
+/// Gives a new file its length.
+///
+/// # Errors
+/// The error of the system.
 #[cfg(not(any(target_os = "linux", target_os = "android", target_os = "freebsd")))]
-fn reserve(file: &File, length: u64) -> io::Result<()> {
+pub fn reserve(file: &File, length: u64) -> io::Result<()> {
     retry_interrupted(|| file.set_len(length))
 }
 

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use mqcore_broker::model::config::HandlerSpec;
 use mqcore_client::client::OutputWatch;
+use mqcore_server::config::Config;
 use mqcore_server::server::Server;
 use pyo3::prelude::*;
 use tokio::runtime::{Handle, Runtime};
@@ -12,6 +13,7 @@ use tokio::runtime::{Handle, Runtime};
 use super::lock;
 use crate::dispatcher::Dispatcher;
 use crate::dispatchers::Dispatchers;
+use crate::error;
 use crate::handler::Handler;
 use crate::inspector::Inspector;
 use crate::signal::Signal;
@@ -56,6 +58,33 @@ impl HandlerDefinition {
 }
 
 impl Running {
+    /// Starts a server in a runtime of its own. Call it detached from the interpreter.
+    pub(super) fn launch(
+        config: Config,
+        handlers: Vec<HandlerSpec>,
+        dispatchers: &Arc<Dispatchers>,
+    ) -> PyResult<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(config.shard_count().max(2))
+            .thread_name("mqcore-worker")
+            .enable_all()
+            .build()?;
+        let port = Arc::clone(dispatchers);
+        match runtime.block_on(Server::start(config, handlers, port)) {
+            Ok(server) => Ok(Self {
+                server,
+                handle: runtime.handle().clone(),
+                runtime: Mutex::new(Some(runtime)),
+                dispatchers: Arc::clone(dispatchers),
+                stopped: Signal::default(),
+            }),
+            Err(refused) => {
+                runtime.shutdown_timeout(RUNTIME_SHUTDOWN);
+                Err(error::start(&refused))
+            }
+        }
+    }
+
     /// Stops everything. Returns the keys of handlers whose call did not return in time. Call it detached from the
     /// interpreter.
     pub(super) fn stop(&self, grace: Duration) -> Vec<Box<str>> {

@@ -13,6 +13,7 @@ use mqcore_authority::audit::{AuditDetail, AuditEvent, AuditOutcome, AuditRecord
 use mqcore_authority::login::{Identity, IdentitySource};
 use mqcore_authority::record::Records;
 use mqcore_broker::model::id::ConnectionId;
+use mqcore_replication::storage::DataFiles;
 use tokio::sync::Semaphore;
 
 use super::audit::{Audit, AuditTarget};
@@ -92,12 +93,12 @@ impl Authority {
     /// [`StoreError`] if records cannot be read or contradict each other, or the log cannot be opened.
     pub(crate) fn open(
         config: &AuthorityConfig,
-        data_dir: Option<&PathBuf>,
+        (data_dir, files): (Option<&PathBuf>, &DataFiles),
         port: Option<Arc<dyn AuthorityPort>>,
     ) -> Result<Self, StoreError> {
         let store = match (&config.store, data_dir) {
             (Some(path), _) => Some(UserStore::at(path)),
-            (None, Some(directory)) => Some(UserStore::of_data_dir(directory)),
+            (None, Some(directory)) => Some(UserStore::of_data_dir(directory).with(files)),
             (None, None) => None,
         };
         let stamp = store.as_ref().map(UserStore::stamp).unwrap_or_default();
@@ -305,7 +306,8 @@ mod tests {
     fn nothing_of_a_connection_stays_after_it_has_ended() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().to_path_buf();
-        let authority = Authority::open(&AuthorityConfig::default(), Some(&path), None).unwrap();
+        let authority =
+            Authority::open(&AuthorityConfig::default(), (Some(&path), &DataFiles::Local), None).unwrap();
         let identity = Arc::new(Identity::trusted(IdentitySource::Local));
         for number in 0..100 {
             assert!(authority.enter(ConnectionId(number), &identity, 0));

@@ -1,7 +1,7 @@
 //! The file of users and tokens: JSON, replaced as a whole, readable by its owner only.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -10,8 +10,8 @@ pub use mqcore_authority::record::AuthorityRecordError;
 use mqcore_authority::record::{Records, Restrictions, Token, User};
 use mqcore_authority::rule::PermissionRule;
 use mqcore_authority::token::{self, NewToken};
-use mqcore_journal::storage::directory::sync_directory;
 use mqcore_journal::storage::private::create_private_directory;
+use mqcore_replication::storage::DataFiles;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -68,6 +68,7 @@ struct Contents {
 #[derive(Debug, Clone)]
 pub struct UserStore {
     path: PathBuf,
+    files: DataFiles,
 }
 
 /// A change of the store.
@@ -119,7 +120,13 @@ impl UserStore {
     /// The file at `path`.
     #[must_use]
     pub fn at(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into() }
+        Self { path: path.into(), files: DataFiles::Local }
+    }
+
+    /// The same file on the nodes of a cluster, if that has `files`.
+    #[must_use]
+    pub(crate) fn with(self, files: &DataFiles) -> Self {
+        Self { files: files.clone(), ..self }
     }
 
     /// The file in a data directory.
@@ -240,17 +247,7 @@ impl UserStore {
         let contents = Contents { version: VERSION, records: records.clone() };
         let mut bytes = serde_json::to_vec_pretty(&contents)?;
         bytes.push(b'\n');
-        let new = self.beside("new");
-        // A temporary file left by a process that died.
-        match fs::remove_file(&new) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let mut file = private_file(&new)?;
-        file.write_all(&bytes)?;
-        file.sync_all()?;
-        fs::rename(&new, &self.path)?;
-        self.path.parent().map_or(Ok(()), sync_directory)
+        self.files.replace(&self.path, &bytes)
     }
 
     fn beside(&self, extension: &str) -> PathBuf {

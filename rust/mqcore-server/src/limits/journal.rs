@@ -9,9 +9,9 @@ use std::time::Duration;
 use mqcore_journal::error::JournalError;
 use mqcore_journal::options::Options;
 use mqcore_journal::recovery::RecoveryReport;
-use mqcore_journal::storage::FileStorage;
 use mqcore_limiter::limiter::Limiter;
 use mqcore_limiter::time::Nanos;
+use mqcore_replication::storage::{DataFiles, DataStorage};
 use mqcore_state::limits::{LimitJournal, RestoredLimits};
 
 use crate::hub::Hub;
@@ -22,14 +22,14 @@ use crate::storage::data_dir::{DataDir, DataDirError, RECORD_BYTES_MAX, SideJour
 /// Opens or creates the journal in a directory and fills the store from it. `expected_identity` is that of the existing
 /// journal. Calls `found` with the report before it changes a file.
 pub(crate) fn open(
-    path: &Path,
+    (path, files): (&Path, &DataFiles),
     expected_identity: Option<u64>,
     limiter: &Limiter,
     now: Nanos,
     found: &mut dyn FnMut(&RecoveryReport) -> Result<(), JournalError>,
-) -> Result<(LimitJournal<FileStorage>, RestoredLimits), DataDirError> {
+) -> Result<(LimitJournal<DataStorage>, RestoredLimits), DataDirError> {
     let directory = path.to_path_buf();
-    let storage = FileStorage::open(path).map_err(|source| DataDirError::Io { path: directory, source })?;
+    let storage = files.open(path).map_err(|source| DataDirError::Io { path: directory, source })?;
     let options = Options {
         shard: SideJournal::Limits.shard(),
         max_record_bytes: RECORD_BYTES_MAX as u32,
@@ -43,7 +43,7 @@ pub(crate) fn open(
 /// Writes changes every `interval` until the server has stopped; then once more.
 pub(crate) async fn keep(
     hub: Arc<Hub>,
-    mut journal: LimitJournal<FileStorage>,
+    mut journal: LimitJournal<DataStorage>,
     interval: Duration,
     directory: Arc<DataDir>,
     alive: TaskGuard,

@@ -47,7 +47,7 @@ impl OpenedNodes {
         let name = SideJournal::Nodes.as_str();
         let mut found = |report: &RecoveryReport| directory.found(name, report);
         let OpenedStore { store, identity, kept, next } = ForwardJournal::open(
-            &directory.side(SideJournal::Nodes),
+            (&directory.side(SideJournal::Nodes), directory.files()),
             directory.identity_of(name),
             &config.upstreams,
             config.keep_messages,

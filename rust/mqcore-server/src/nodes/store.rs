@@ -10,7 +10,7 @@ use mqcore_journal::journal::Journal;
 use mqcore_journal::maintenance::Maintenance;
 use mqcore_journal::options::Options;
 use mqcore_journal::recovery::RecoveryReport;
-use mqcore_journal::storage::FileStorage;
+use mqcore_replication::storage::{DataFiles, DataStorage};
 
 use crate::nodes::config::UpstreamConfig;
 use crate::storage::data_dir::{DataDirError, RECORD_BYTES_MAX, SideJournal};
@@ -39,7 +39,7 @@ pub(crate) struct SavedForward {
 /// The journal.
 #[derive(Debug)]
 pub(crate) struct ForwardJournal {
-    journal: Journal<FileStorage>,
+    journal: Journal<DataStorage>,
     /// The bit of each upstream broker in the journal; it stays the same when the configuration changes.
     slots: Vec<usize>,
 }
@@ -57,7 +57,7 @@ impl ForwardJournal {
     /// epoch. `expected_identity` is that of the existing journal. `fresh_id` becomes the node's ID if it has none yet. Calls
     /// `found` with the report before it changes a file.
     pub(crate) fn open(
-        path: &Path,
+        (path, files): (&Path, &DataFiles),
         expected_identity: Option<u64>,
         upstreams: &[UpstreamConfig],
         keeps: bool,
@@ -67,8 +67,7 @@ impl ForwardJournal {
     ) -> Result<OpenedStore, DataDirError> {
         let failed = |source| DataDirError::Nodes { source };
         let directory = path.to_path_buf();
-        let storage =
-            FileStorage::open(path).map_err(|source| DataDirError::Io { path: directory, source })?;
+        let storage = files.open(path).map_err(|source| DataDirError::Io { path: directory, source })?;
         let options = Options {
             shard: SideJournal::Nodes.shard(),
             now_ms,
@@ -235,7 +234,16 @@ mod tests {
         let path = scratch.path().join("nodes");
         let upstreams = upstreams(&["a:1"]);
         let open = |now_ms: u64| {
-            ForwardJournal::open(&path, None, &upstreams, true, "fresh", now_ms, &mut |_| Ok(())).unwrap()
+            ForwardJournal::open(
+                (&path, &DataFiles::Local),
+                None,
+                &upstreams,
+                true,
+                "fresh",
+                now_ms,
+                &mut |_| Ok(()),
+            )
+            .unwrap()
         };
         let put = |opened: &mut OpenedStore| {
             opened.store.put(opened.next, UpstreamSet::one(0), 1, b"frame").unwrap();

@@ -10,7 +10,7 @@ use mqcore_broker::model::effect::Event;
 use mqcore_broker::model::id::{QueueAddress, RequestId};
 use mqcore_broker::model::rejection::Rejection;
 use mqcore_journal::error::JournalError;
-use mqcore_journal::storage::FileStorage;
+use mqcore_replication::storage::DataStorage;
 use mqcore_scheduler::scheduler::EntryId;
 use mqcore_session::schedules::ScheduleEnd;
 use mqcore_state::schedules::keeper::Keeper;
@@ -35,7 +35,7 @@ const HOUSEKEEPING: Duration = Duration::from_millis(200);
 /// Starts the thread. `directory` is held until its files are closed.
 pub(crate) fn start(
     port: &SchedulePort,
-    keeper: Keeper<FileStorage>,
+    keeper: Keeper<DataStorage>,
     hub: &Arc<Hub>,
     directory: Option<Arc<DataDir>>,
     alive: TaskGuard,
@@ -60,7 +60,7 @@ pub(crate) fn start(
 
 /// The thread.
 struct ScheduleThread {
-    rounds: ScheduleRounds<FileStorage>,
+    rounds: ScheduleRounds<DataStorage>,
     hub: Arc<Hub>,
     shared: Arc<PortState>,
     /// Schedules ended in this round, and how to answer their requests.

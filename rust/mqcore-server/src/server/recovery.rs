@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use mqcore_journal::options::Options;
 use mqcore_journal::recovery::RecoveryReport;
-use mqcore_journal::storage::FileStorage;
 use mqcore_limiter::limiter::Limiter;
 use mqcore_limiter::time::Nanos;
+use mqcore_replication::storage::DataStorage;
 use mqcore_state::limits::{LimitJournal, RestoredLimits};
 
 use crate::config::Config;
@@ -46,8 +46,9 @@ pub(super) async fn recover(config: &Config, now_ms: u64) -> Result<Option<Recov
     let Some(path) = config.data_dir.clone() else { return Ok(None) };
     let wanted = config.shard_count();
     let node = config.node.clone();
+    let files = config.files.clone();
     let read = tokio::task::spawn_blocking(move || {
-        let directory = DataDir::open(&path, wanted)?;
+        let directory = DataDir::open(&path, wanted, files)?;
         if directory.shards() != wanted {
             let shards = directory.shards();
             tracing::info!(
@@ -73,7 +74,7 @@ pub(super) async fn recover(config: &Config, now_ms: u64) -> Result<Option<Recov
 }
 
 /// The journal of limits, the result of opening it, and the lock on its directory.
-pub(super) type KeptLimits = (LimitJournal<FileStorage>, RestoredLimits, Arc<DataDir>);
+pub(super) type KeptLimits = (LimitJournal<DataStorage>, RestoredLimits, Arc<DataDir>);
 
 /// Restores limits into the store. `None`: no listener saves any.
 pub(super) async fn recover_limits(
@@ -89,7 +90,8 @@ pub(super) async fn recover_limits(
         let name = SideJournal::Limits.as_str();
         let mut found = |report: &RecoveryReport| directory.found(name, report);
         let (path, expected) = (directory.side(SideJournal::Limits), directory.identity_of(name));
-        let (journal, restored) = limits::journal::open(&path, expected, &limiter, now, &mut found)?;
+        let (journal, restored) =
+            limits::journal::open((&path, directory.files()), expected, &limiter, now, &mut found)?;
         directory.register(&[(name.to_owned(), journal.identity())])?;
         Ok((journal, restored, directory))
     });
@@ -109,7 +111,7 @@ pub(super) async fn recover_schedules(
     port: &SchedulePort,
     placement: Placement,
     now_ms: u64,
-) -> Result<Keeper<FileStorage>, StartError> {
+) -> Result<Keeper<DataStorage>, StartError> {
     let asked_for = config.listeners.iter().any(|listener| listener.protocol().has_schedules());
     let directory = recovered.map(|recovered| Arc::clone(&recovered.directory));
     let Some(directory) =
@@ -123,7 +125,7 @@ pub(super) async fn recover_schedules(
     let port = port.clone();
     let read = tokio::task::spawn_blocking(move || {
         let (name, path) = (SideJournal::Schedules.as_str(), directory.side(SideJournal::Schedules));
-        let storage = FileStorage::open(&path).map_err(|source| DataDirError::Io { path, source })?;
+        let storage = directory.files().open(&path).map_err(|source| DataDirError::Io { path, source })?;
         let options = Options {
             shard: SideJournal::Schedules.shard(),
             now_ms,

@@ -14,9 +14,9 @@ use mqcore_broker::model::options::DeadLetter;
 use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::policy;
 use mqcore_broker::model::unsaved::UnsavedMemory;
-use mqcore_journal::storage::FileStorage;
 use mqcore_limiter::limiter::Limiter;
 use mqcore_limiter::time::Nanos;
+use mqcore_replication::storage::DataStorage;
 use mqcore_session::any::SharedState;
 use mqcore_session::jobs::JobLedger;
 use mqcore_session::protocol::ServerParts;
@@ -83,7 +83,7 @@ pub(super) struct Parts {
     limiter: Arc<Limiter>,
     limits: Option<KeptLimits>,
     schedule_port: SchedulePort,
-    keeper: Keeper<FileStorage>,
+    keeper: Keeper<DataStorage>,
     placement: Placement,
 }
 
@@ -92,7 +92,8 @@ impl Parts {
     pub(super) async fn open(config: Config, port: Arc<dyn HandlerPort>) -> Result<Self, StartError> {
         config.check()?;
         let clock = Clock::new(config.clock);
-        let authority = Authority::open(&config.authority, config.data_dir.as_ref(), port.authority())?;
+        let authority =
+            Authority::open(&config.authority, (config.data_dir.as_ref(), &config.files), port.authority())?;
         let tls = Tls::new(config.tls_handshakes_max, config.tls_expiry_warning);
         // Bound first, so that an address in use is reported before minutes go into reading a journal. Connections are
         // accepted only after recovery.
@@ -409,7 +410,7 @@ fn accept(
 
 fn start_schedules(
     hub: &Arc<Hub>,
-    mut keeper: Keeper<FileStorage>,
+    mut keeper: Keeper<DataStorage>,
     directory: Option<Arc<DataDir>>,
 ) -> Result<(), StartError> {
     keeper.share_jobs(hub.schedules.board(), hub.job_queues.clone());

@@ -5,17 +5,17 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use mqcore_archive::archive::ArchiveError;
 use mqcore_archive::manifest::{FileEntry, Manifest};
 use mqcore_archive::reading::ReadError;
 use mqcore_archive::reading::source::{ArchiveFile, ArchiveSource, DirectoryArchive};
-use mqcore_journal::storage::private::private_options;
 use mqcore_lake::location::LakeLocation;
 use mqcore_lake::reading::LakeArchive;
 use mqcore_lake::store::without_credentials;
+use mqcore_replication::storage::DataFiles;
 use serde::{Deserialize, Serialize};
 
 use crate::config::history::ObjectArchiveConfig;
@@ -36,7 +36,7 @@ struct Location {
 pub(crate) fn remember(directory: &DataDir, config: &ObjectArchiveConfig) -> Result<(), ArchiveError> {
     let path = directory.path().join(FILE);
     let failed = |source| ArchiveError::Io { doing: "writing", path: path.display().to_string(), source };
-    write(&path, config).map_err(failed)
+    write(&path, config, directory.files()).map_err(failed)
 }
 
 /// Whether the data directory has used this archive before.
@@ -46,7 +46,7 @@ pub(crate) fn is_known(directory: &DataDir, config: &ObjectArchiveConfig) -> boo
     known.is_some_and(|known| known.url == config.url)
 }
 
-fn write(path: &Path, config: &ObjectArchiveConfig) -> io::Result<()> {
+fn write(path: &Path, config: &ObjectArchiveConfig, files: &DataFiles) -> io::Result<()> {
     let open = |name: &&String| !SECRETS.iter().any(|secret| name.to_lowercase().contains(secret));
     let options = config.options.iter().filter(|(name, _)| open(name));
     let location = Location {
@@ -54,11 +54,7 @@ fn write(path: &Path, config: &ObjectArchiveConfig) -> io::Result<()> {
         options: options.map(|(name, value)| (name.clone(), without_credentials(value))).collect(),
     };
     let json = serde_json::to_vec_pretty(&location)?;
-    let temporary = path.with_extension("new");
-    let mut file = private_options().write(true).create(true).truncate(true).open(&temporary)?;
-    file.write_all(&json)?;
-    file.sync_data()?;
-    fs::rename(temporary, path)
+    files.replace(path, &json)
 }
 
 /// How a reader reaches an object store, besides the environment of its process.

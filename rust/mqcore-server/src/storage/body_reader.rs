@@ -13,7 +13,7 @@ use mqcore_broker::model::record::decode_put;
 use mqcore_broker::model::stats::WaitingMessage;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::reading::LocatedRecords;
-use mqcore_journal::storage::FileStorage;
+use mqcore_replication::storage::DataStorage;
 use tokio::sync::oneshot;
 
 use crate::hub::Hub;
@@ -36,7 +36,7 @@ pub(crate) enum ReadRequest {
 /// A handle to the thread. When it is dropped, the thread finishes its reads and ends.
 #[derive(Debug)]
 pub(crate) struct BodyReader {
-    jobs: Sender<(ReadRequest, LocatedRecords<FileStorage>)>,
+    jobs: Sender<(ReadRequest, LocatedRecords<DataStorage>)>,
 }
 
 impl BodyReader {
@@ -53,7 +53,7 @@ impl BodyReader {
     }
 
     /// Locates records before the journal changes, and queues the read.
-    pub(crate) fn read(&self, journal: &Journal<FileStorage>, wanted: ReadRequest) {
+    pub(crate) fn read(&self, journal: &Journal<DataStorage>, wanted: ReadRequest) {
         let sequences: Vec<u64> = match &wanted {
             ReadRequest::Load(load) => load.sequences.iter().map(|sequence| sequence.0).collect(),
             ReadRequest::Dequeued(sequence, _) => vec![sequence.0],
@@ -67,7 +67,7 @@ impl BodyReader {
     }
 }
 
-fn run(shard: usize, hub: &Hub, jobs: &Receiver<(ReadRequest, LocatedRecords<FileStorage>)>) {
+fn run(shard: usize, hub: &Hub, jobs: &Receiver<(ReadRequest, LocatedRecords<DataStorage>)>) {
     while let Ok((wanted, located)) = jobs.recv() {
         match wanted {
             ReadRequest::Load(load) => bring(shard, hub, &load, &located),
@@ -92,7 +92,7 @@ fn run(shard: usize, hub: &Hub, jobs: &Receiver<(ReadRequest, LocatedRecords<Fil
 }
 
 /// Loads bodies for a queue in parts, so that the first can be delivered while the next is read.
-fn bring(shard: usize, hub: &Hub, load: &Load, located: &LocatedRecords<FileStorage>) {
+fn bring(shard: usize, hub: &Hub, load: &Load, located: &LocatedRecords<DataStorage>) {
     let (mut part, mut bytes) = (Vec::new(), 0);
     each(shard, located, &mut |sequence, message| {
         bytes += message.as_ref().map_or(0, Message::memory_bytes);
@@ -115,7 +115,7 @@ fn notify(shard: usize, hub: &Hub, urgent: Urgent) {
 /// Calls `show` for each message. A message that cannot be read is logged as an error.
 fn each(
     shard: usize,
-    located: &LocatedRecords<FileStorage>,
+    located: &LocatedRecords<DataStorage>,
     show: &mut dyn FnMut(Sequence, Option<Message>),
 ) {
     located.read(&mut |sequence, payload| {

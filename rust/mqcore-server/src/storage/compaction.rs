@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
-use mqcore_journal::storage::FileStorage;
+use mqcore_replication::storage::DataFiles;
 
 use crate::storage::data_dir::{DataDir, DataDirError, journal_options, shard_name};
 
@@ -78,7 +78,7 @@ impl Compaction {
         }
         let io = |source| DataDirError::Io { path: path.clone(), source };
         let before = sizes(&path, ".segment").map_err(io)?;
-        let storage = FileStorage::open(&path).map_err(io)?;
+        let storage = DataFiles::Local.open(&path).map_err(io)?;
         let mut go_on = true;
         // The retention of history is up to the broker, which has the settings.
         let name = shard_name(shard);

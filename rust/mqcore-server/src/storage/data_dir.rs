@@ -25,9 +25,9 @@ use mqcore_broker::model::recovery::{RecoveredState, RecoveryBuilder};
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::recovery::RecoveryReport;
-use mqcore_journal::storage::FileStorage;
 use mqcore_journal::storage::lock::{DirectoryLock, LOCK_FILE};
 use mqcore_journal::storage::private::{create_private_directory, private_options};
+use mqcore_replication::storage::{DataFiles, DataStorage};
 
 pub use mqcore_journal::error::JournalError;
 pub use mqcore_journal::storage::lock::lock_descriptors;
@@ -196,6 +196,7 @@ pub enum DataDirError {
 pub(crate) struct DataDir {
     path: PathBuf,
     shards: usize,
+    files: DataFiles,
     /// As it is on the disk.
     manifest: Mutex<Manifest>,
     _lock: DirectoryLock,
@@ -203,7 +204,7 @@ pub(crate) struct DataDir {
 
 /// A shard's open journal and the recovered state.
 pub(crate) struct Opened {
-    pub(crate) journal: Journal<FileStorage>,
+    pub(crate) journal: Journal<DataStorage>,
     pub(crate) had: RecoveredState,
     pub(crate) report: RecoveryReport,
     /// Live records that could not be read back.
@@ -211,8 +212,9 @@ pub(crate) struct Opened {
 }
 
 impl DataDir {
-    /// Opens the directory, or creates it for `shards` shards. An existing directory keeps its own number of shards.
-    pub(crate) fn open(path: &Path, shards: usize) -> Result<Self, DataDirError> {
+    /// Opens the directory, or creates it for `shards` shards. An existing directory keeps its own number of shards. `files`: where
+    /// its journals and small files are written.
+    pub(crate) fn open(path: &Path, shards: usize, files: DataFiles) -> Result<Self, DataDirError> {
         let io = |path: &Path| {
             let path = path.to_path_buf();
             move |source| DataDirError::Io { path, source }
@@ -222,10 +224,11 @@ impl DataDir {
             io::ErrorKind::WouldBlock => DataDirError::Locked { path: path.to_path_buf() },
             _ => DataDirError::Io { path: path.join(LOCK_FILE), source },
         })?;
-        let manifest = parts::open(path, shards)?;
+        let manifest = parts::open(path, shards, &files)?;
         Ok(Self {
             path: path.to_path_buf(),
             shards: manifest.shards,
+            files,
             manifest: Mutex::new(manifest),
             _lock: lock,
         })
@@ -241,7 +244,7 @@ impl DataDir {
         if let Err(error @ ManifestError::Missing) = Manifest::read(path) {
             return Err(error.at(path));
         }
-        Self::open(path, 1).map_err(|error| match error {
+        Self::open(path, 1, DataFiles::Local).map_err(|error| match error {
             DataDirError::Locked { path } => DataDirError::Running { path },
             other => other,
         })
@@ -258,7 +261,7 @@ impl DataDir {
         change(&mut next);
         if next != *current {
             next.generation += 1;
-            next.write(&self.path).map_err(|error| error.at(&self.path))?;
+            next.write(&self.path, &self.files).map_err(|error| error.at(&self.path))?;
             *current = next;
         }
         Ok(())
@@ -297,6 +300,11 @@ impl DataDir {
     /// The manifest for a backup of these journals.
     pub(crate) fn manifest_of(&self, journals: &[String]) -> String {
         self.manifest().part(journals).encode()
+    }
+
+    /// The way to the files of journals, and to small files.
+    pub(crate) fn files(&self) -> &DataFiles {
+        &self.files
     }
 
     /// The directory of a side journal.
@@ -352,7 +360,7 @@ impl DataDir {
     ) -> Result<Opened, DataDirError> {
         let failed = |source| DataDirError::Journal { shard, source };
         let path = self.shard_path(shard);
-        let storage = FileStorage::open(&path).map_err(|source| DataDirError::Io { path, source })?;
+        let storage = self.files.open(&path).map_err(|source| DataDirError::Io { path, source })?;
         let name = shard_name(shard);
         let options =
             Options { expected_identity: self.identity_of(&name), ..journal_options(shard, now_ms) };

@@ -19,7 +19,7 @@ use mqcore_journal::error::{JournalError, Shortage};
 use mqcore_journal::journal::Journal;
 use mqcore_journal::notes::NoteInventory;
 use mqcore_journal::stats::Health;
-use mqcore_journal::storage::FileStorage;
+use mqcore_replication::storage::DataStorage;
 
 use crate::hub::Hub;
 use crate::runtime::waker::WakeSender;
@@ -49,7 +49,7 @@ enum WriterState {
 
 pub(super) struct JournalThread {
     shard: usize,
-    journal: Journal<FileStorage>,
+    journal: Journal<DataStorage>,
     reader: BodyReader,
     hub: Arc<Hub>,
     /// Events for the shard.
@@ -78,7 +78,7 @@ pub(super) struct JournalThread {
 impl JournalThread {
     pub(super) fn new(
         shard: usize,
-        journal: Journal<FileStorage>,
+        journal: Journal<DataStorage>,
         reader: BodyReader,
         hub: Arc<Hub>,
         sender: WakeSender<Urgent>,
@@ -414,6 +414,7 @@ impl JournalThread {
 
 #[cfg(test)]
 mod tests {
+    use mqcore_replication::storage::DataFiles;
     use std::sync::atomic::AtomicU64;
     use std::sync::mpsc::channel;
 
@@ -469,7 +470,7 @@ mod tests {
             tls: Tls::new(1, patience),
             input: InputBudgets::new(1 << 20, 1 << 20),
             registry: Registry::new(1, 1, 1),
-            authority: Authority::open(&AuthorityConfig::default(), None, None).unwrap(),
+            authority: Authority::open(&AuthorityConfig::default(), (None, &DataFiles::Local), None).unwrap(),
             nodes: None,
             shards: [handle].into(),
             placement: Placement::unkeyed(1),
@@ -503,7 +504,7 @@ mod tests {
     #[tokio::test]
     async fn space_that_is_back_is_found_while_consumers_keep_the_journal_busy() {
         let scratch = tempfile::TempDir::new().unwrap();
-        let directory = DataDir::open(scratch.path(), 1).unwrap();
+        let directory = DataDir::open(scratch.path(), 1, DataFiles::Local).unwrap();
         let journal = directory.open_shard(0, 0, &mut |_, _| {}).unwrap().journal;
         let (hub, _inbox) = hub();
         let (sender, mut events) = wake_channel().unwrap();

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::task::{Context, Poll};
 
 use mqcore_journal::journal::Journal;
-use mqcore_journal::storage::FileStorage;
+use mqcore_replication::storage::DataStorage;
 
 use crate::hub::Hub;
 use crate::runtime::waker::{WakeReceiver, wake_channel};
@@ -34,7 +34,7 @@ impl JournalWriter {
     /// Starts the thread.
     pub(crate) fn start(
         shard: usize,
-        mut journal: Journal<FileStorage>,
+        mut journal: Journal<DataStorage>,
         hub: &Arc<Hub>,
         directory: Arc<DataDir>,
         history: HistoryTerms,

@@ -5,12 +5,11 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::Path;
 
 use mqcore_broker::model::placement::{Placement, PlacementKey};
-use mqcore_journal::storage::directory::sync_directory;
-use mqcore_journal::storage::private::private_options;
+use mqcore_replication::storage::DataFiles;
 
 use crate::shard::count::SHARDS_MAX;
 use crate::storage::loss::{Loss, LossCause};
@@ -190,12 +189,13 @@ impl Manifest {
     }
 
     /// Replaces both copies. After a crash, each of them is the old one or the new one.
-    pub(crate) fn write(&self, directory: &Path) -> Result<(), ManifestError> {
+    pub(crate) fn write(&self, directory: &Path, files: &DataFiles) -> Result<(), ManifestError> {
         let text = self.encode();
         for name in COPIES {
-            replace(directory, name, &text).map_err(|error| ManifestError::Io(name, error))?;
+            let replaced = files.replace(&directory.join(name), text.as_bytes());
+            replaced.map_err(|error| ManifestError::Io(name, error))?;
         }
-        sync_directory(directory).map_err(|error| ManifestError::Io(COPIES[0], error))
+        Ok(())
     }
 
     fn parse(bytes: &[u8]) -> CopyReading {
@@ -283,14 +283,6 @@ fn read_copy(path: &Path) -> io::Result<CopyReading> {
 /// The number of the error of a bad sector, on all systems.
 const EIO: i32 = 5;
 
-fn replace(directory: &Path, name: &str, text: &str) -> io::Result<()> {
-    let temporary = directory.join(format!("{name}.new"));
-    let mut file = private_options().create(true).truncate(true).write(true).open(&temporary)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&temporary, directory.join(name))
-}
-
 #[cfg(test)]
 mod tests {
     use mqcore_journal::recovery::RecordLoss;
@@ -368,11 +360,11 @@ mod tests {
         let scratch = tempfile::TempDir::new().unwrap();
         let path = scratch.path();
         assert!(matches!(Manifest::read(path), Err(ManifestError::Missing)));
-        sample().write(path).unwrap();
+        sample().write(path, &DataFiles::Local).unwrap();
         let read = |manifest, damaged| ManifestReading { manifest, damaged, is_old: false, is_stale: false };
         assert_eq!(Manifest::read(path).unwrap(), read(sample(), vec![]));
         let newer = Manifest { generation: 5, shards: 2, ..Manifest::default() };
-        replace(path, COPIES[1], &newer.encode()).unwrap();
+        DataFiles::Local.replace(&path.join(COPIES[1]), newer.encode().as_bytes()).unwrap();
         let stale = ManifestReading { is_stale: true, ..read(newer.clone(), vec![]) };
         assert_eq!(Manifest::read(path).unwrap(), stale, "a crash between the copies");
         fs::write(path.join(COPIES[0]), vec![0; BLOCK_BYTES]).unwrap();

@@ -12,18 +12,20 @@ use mqcore_journal::storage::ReadOnlyStorage;
 use crate::shard::count::{SHARDS_MAX, random_key};
 use crate::storage::data_dir::{DataDirError, shard_name};
 use crate::storage::loss::{Loss, LossCause};
+use mqcore_replication::storage::DataFiles;
+
 use crate::storage::manifest::{COPIES, Manifest, ManifestError, ManifestReading};
 
 /// Reads the manifest of a locked directory, or creates it for `shards` shards. Upgrades an older one, repairs a damaged copy,
 /// and saves which journals are missing.
-pub(crate) fn open(path: &Path, shards: usize) -> Result<Manifest, DataDirError> {
+pub(crate) fn open(path: &Path, shards: usize, files: &DataFiles) -> Result<Manifest, DataDirError> {
     let reading = match Manifest::read(path) {
         Ok(reading) => reading,
         Err(ManifestError::Missing) => {
             check_absent(path)?;
             let placement_key = Some(random_key());
             let manifest = Manifest { generation: 1, placement_key, ..Manifest::new(shards) };
-            manifest.write(path).map_err(|error| error.at(path))?;
+            manifest.write(path, files).map_err(|error| error.at(path))?;
             return Ok(manifest);
         }
         Err(error) => return Err(error.at(path)),
@@ -52,7 +54,7 @@ pub(crate) fn open(path: &Path, shards: usize) -> Result<Manifest, DataDirError>
     }
     if is_old || is_stale || !damaged.is_empty() || manifest.losses.len() > before {
         manifest.generation += 1;
-        manifest.write(path).map_err(|error| error.at(path))?;
+        manifest.write(path, files).map_err(|error| error.at(path))?;
     }
     Ok(manifest)
 }

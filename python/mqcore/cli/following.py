@@ -1,0 +1,56 @@
+"""A node of a cluster until it leads: its listeners pass connections on to the leader."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING, Final
+
+from mqcore import errors
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from mqcore import _core
+    from mqcore.broker import Broker
+    from mqcore.cluster import NodeStatus
+
+__all__ = ["follow"]
+
+# Seconds after which a signal is noticed.
+_PATIENCE: Final = 0.2
+
+
+async def follow(broker: Broker, stop: asyncio.Future[int]) -> _core.ClusterMember | None:
+    """Follow the leader of the cluster until this node leads. Returns `None` if a signal comes first.
+
+    Prints a JSON line to stdout for each role and leader.
+    """
+    import asyncio
+
+    from mqcore import _core
+    from mqcore.cluster import NodeStatus
+
+    config = broker.config
+    assert config.cluster is not None
+    member = _core.ClusterMember(config, config.cluster.read_secret(), [sys.executable, *sys.orig_argv[1:]])
+    seen = member.status()
+    _print(NodeStatus.from_json(seen))
+    while not stop.done():
+        seen, before = await asyncio.to_thread(member.wait, seen, _PATIENCE), NodeStatus.from_json(seen)
+        now = NodeStatus.from_json(seen)
+        if now.failure is not None:
+            raise errors.ConfigError(f"this node of the cluster has failed: {now.failure}")
+        if now.role == "leading" and broker._lead(member):
+            return member
+        if (now.role, now.leader) != (before.role, before.leader):
+            _print(now)
+    return None
+
+
+def _print(status: NodeStatus) -> None:
+    told = {"event": status.role, "leader": status.leader, "pid": os.getpid()}
+    print(json.dumps(told, separators=(",", ":")), flush=True)
+    logging.getLogger("mqcore.serve").info("%s; the leader is node %s", status.role, status.leader or "unknown")

@@ -1,0 +1,84 @@
+//! Connections that other members open to this one.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+use mqcore_consensus::message::ReplicaMessage;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+
+use crate::copying::send_copy;
+use crate::input::Input;
+use crate::transport::{
+    ConnectionKind, GREETING, MESSAGE, MemberCredentials, invalid, read_frame, write_frame,
+};
+
+/// Strangers that have not proved who they are.
+const STRANGERS_MAX: usize = 64;
+/// Pause after an error of the listener, for example without free file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+
+/// Accepts connections of members until the process ends.
+pub(crate) async fn accept(
+    listener: TcpListener,
+    credentials: Arc<MemberCredentials>,
+    member: Sender<Input>,
+) {
+    let strangers = Arc::new(Semaphore::new(STRANGERS_MAX));
+    loop {
+        let Ok(permit) = Arc::clone(&strangers).acquire_owned().await else { return };
+        let (mut stream, from) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection of the cluster; trying again");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let (credentials, member) = (Arc::clone(&credentials), member.clone());
+        tokio::spawn(async move {
+            let answered = credentials.answer(&mut stream).await;
+            drop(permit);
+            match answered {
+                Ok((node, kind)) => serve(stream, node, kind, member).await,
+                Err(error) => tracing::warn!(%from, %error, "rejected a connection to the cluster"),
+            }
+        });
+    }
+}
+
+async fn serve(mut stream: TcpStream, node: u32, kind: ConnectionKind, member: Sender<Input>) {
+    let _ = stream.set_nodelay(true);
+    let ended = match kind {
+        ConnectionKind::Messages => receive(&mut stream, node, &member).await,
+        ConnectionKind::Copy => send_copy(stream, node, member).await,
+        ConnectionKind::Status => tell_status(&mut stream, &member).await,
+    };
+    if let Err(error) = ended {
+        tracing::debug!(node, %error, "a connection of the cluster has ended");
+    }
+}
+
+async fn receive(stream: &mut TcpStream, node: u32, member: &Sender<Input>) -> io::Result<()> {
+    loop {
+        let frame = read_frame(stream).await?;
+        let input = match frame.first() {
+            Some(&GREETING) => Input::Greeting(node, Box::new(serde_json::from_slice(&frame[1..])?)),
+            Some(&MESSAGE) => {
+                let message = ReplicaMessage::decode(&frame.slice(1..)).map_err(io::Error::other)?;
+                Input::Message(Box::new(message))
+            }
+            _ => return Err(invalid("unknown frame")),
+        };
+        member.send(input).map_err(|_| io::ErrorKind::BrokenPipe)?;
+    }
+}
+
+async fn tell_status(stream: &mut TcpStream, member: &Sender<Input>) -> io::Result<()> {
+    let (answer, status) = tokio::sync::oneshot::channel();
+    member.send(Input::Status(answer)).map_err(|_| io::ErrorKind::BrokenPipe)?;
+    let status = status.await.map_err(io::Error::other)?;
+    write_frame(stream, &[&serde_json::to_vec(&status)?]).await
+}

@@ -1,0 +1,127 @@
+//! The copy of a whole directory for a new member.
+//!
+//! The source opens all its files between two entries of the log, and continues to change them while it sends them. The
+//! receiver repeats the entries since then, which say what becomes of each byte that changed. When it has repeated all
+//! entries up to the end of the copy, its files are the same as those of the source were then.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::Sender;
+
+use mqcore_journal::storage::directory::sync_directory;
+use mqcore_journal::storage::private::{create_private_directory, private_options};
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+
+use crate::input::{Copied, Input};
+use crate::operation::is_valid;
+use crate::shared_files::OpenedFiles;
+use crate::transport::{ConnectionKind, MemberCredentials, connect, read_frame, write_frame};
+
+/// Bytes of a file in one frame.
+const PIECE_BYTES: usize = 1 << 20;
+const BEGIN: u8 = 1;
+const FILE: u8 = 2;
+const PIECE: u8 = 3;
+const END: u8 = 4;
+
+/// Sends a copy of this member's files.
+///
+/// # Errors
+/// The connection has ended, or a file cannot be read.
+pub(crate) async fn send_copy(mut stream: TcpStream, node: u32, member: Sender<Input>) -> io::Result<()> {
+    let ended = || io::Error::from(io::ErrorKind::BrokenPipe);
+    let (answer, opened) = oneshot::channel();
+    member.send(Input::OpenFiles(answer)).map_err(|_| ended())?;
+    let OpenedFiles { index, files } = opened.await.map_err(|_| ended())??;
+    tracing::info!(node, files = files.len(), "copying all files to a new member of the cluster");
+    let total: u64 = files.iter().filter_map(|(_, file)| Some(file.metadata().ok()?.len())).sum();
+    write_frame(&mut stream, &[&[BEGIN], &index.to_le_bytes(), &total.to_le_bytes()]).await?;
+    for (name, mut file) in files {
+        write_frame(&mut stream, &[&[FILE], name.as_bytes()]).await?;
+        loop {
+            let reading = tokio::task::spawn_blocking(move || {
+                let mut piece = vec![0; PIECE_BYTES];
+                let read = file.read(&mut piece)?;
+                piece.truncate(read);
+                Ok::<_, io::Error>((file, piece))
+            });
+            let piece: Vec<u8>;
+            (file, piece) = reading.await.map_err(io::Error::other)??;
+            if piece.is_empty() {
+                break;
+            }
+            write_frame(&mut stream, &[&[PIECE], &piece]).await?;
+        }
+    }
+    let (answer, applied) = oneshot::channel();
+    member.send(Input::Applied(answer)).map_err(|_| ended())?;
+    let applied = applied.await.map_err(|_| ended())?;
+    write_frame(&mut stream, &[&[END], &applied.to_le_bytes()]).await
+}
+
+/// Gets a copy of the files of another member into `root`, and makes it durable.
+///
+/// # Errors
+/// The member cannot be reached or does not know everything, or a file cannot be written.
+pub(crate) async fn receive_copy(
+    root: &Path,
+    address: &str,
+    credentials: &MemberCredentials,
+) -> io::Result<Copied> {
+    let mut stream = connect(address).await?;
+    credentials.call(&mut stream, ConnectionKind::Copy).await?;
+    let mut begun = None;
+    let (mut received, mut total, mut shown) = (0_u64, 0_u64, 0);
+    let mut current: Option<(PathBuf, File)> = None;
+    let mut directories = BTreeSet::from([root.to_path_buf()]);
+    loop {
+        let frame = read_frame(&mut stream).await?;
+        let (kind, content) = frame.split_first().ok_or(io::ErrorKind::InvalidData)?;
+        if *kind != PIECE
+            && let Some((_, file)) = current.take()
+        {
+            file.sync_all()?;
+        }
+        match (*kind, &mut current) {
+            (BEGIN, None) => {
+                begun = Some(number(content)?);
+                total = number(content.get(8..).unwrap_or_default())?;
+            }
+            (FILE, None) => {
+                let name = str::from_utf8(content).ok().filter(|name| is_valid(name));
+                let path = root.join(name.ok_or(io::ErrorKind::InvalidData)?);
+                if let Some(parent) = path.parent() {
+                    create_private_directory(parent)?;
+                    directories.insert(parent.to_path_buf());
+                }
+                let file = private_options().create(true).truncate(true).write(true).open(&path)?;
+                current = Some((path, file));
+            }
+            (PIECE, Some((_, file))) => {
+                file.write_all(content)?;
+                received += content.len() as u64;
+                let percent = (received * 100).checked_div(total).unwrap_or(100);
+                if percent >= shown + 10 {
+                    shown = percent;
+                    tracing::info!(percent, bytes = received, "copying files of the cluster");
+                }
+            }
+            (END, None) => {
+                for directory in directories {
+                    sync_directory(&directory)?;
+                }
+                let begun = begun.ok_or(io::ErrorKind::InvalidData)?;
+                return Ok(Copied { begun, complete: number(content)? });
+            }
+            _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "unexpected part of a copy")),
+        }
+    }
+}
+
+fn number(bytes: &[u8]) -> io::Result<u64> {
+    let bytes = bytes.first_chunk().ok_or(io::ErrorKind::InvalidData)?;
+    Ok(u64::from_le_bytes(*bytes))
+}

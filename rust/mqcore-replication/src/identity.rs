@@ -1,0 +1,185 @@
+//! The identity of a member: which replica of which group a data directory belongs to.
+//!
+//! A replica that lost data must not return under its old id, because it may have voted or acknowledged entries. So a directory
+//! says by itself what it is: it gets a random *birth* when it is empty, and the group remembers the births of its first
+//! members. A node that finds a group which does not know its birth has lost its directory, and joins under a new id.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use mqcore_consensus::membership::ReplicaId;
+use mqcore_journal::storage::private::create_private_directory;
+use serde::{Deserialize, Serialize};
+
+use crate::applier::replace_file;
+
+/// The directory of the group's log, below the data directory.
+pub const DIRECTORY: &str = "consensus";
+/// The file with the identity, in that directory.
+const FILE: &str = "identity.json";
+/// Where the files of a replica go that cannot return, below the data directory.
+const REPLACED: &str = "replaced";
+/// Generations count seconds from here on (2026-01-01), so that no generation is used twice.
+const EPOCH_SECONDS: u64 = 1_767_225_600;
+
+/// The state of a directory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberIdentity {
+    /// The cluster.
+    pub cluster: String,
+    /// The node.
+    pub node: u32,
+    /// Random; distinguishes this directory from an earlier one of the node.
+    pub birth: u64,
+    /// The generation of the replica; `None`: it belongs to no group yet.
+    pub generation: Option<u32>,
+    /// The births of the first members of the group. Empty: not known.
+    pub births: BTreeMap<u32, u64>,
+    /// The files are being copied from another member and are not complete.
+    pub is_copying: bool,
+}
+
+/// Why a directory cannot belong to a member.
+#[derive(Debug, thiserror::Error)]
+pub enum MemberIdentityError {
+    /// A file cannot be read or written.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The error of the system.
+        source: io::Error,
+    },
+    /// The identity cannot be read.
+    #[error(
+        "{path} is damaged ({why}); move the data directory away, and the node gets a copy of the others"
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        why: String,
+    },
+    /// It belongs to another node.
+    #[error(
+        "{path} belongs to node {found_node} of cluster {found_cluster:?}, not to node {node} of {cluster:?}; \
+         choose another --data-dir, or correct the node's number"
+    )]
+    Other {
+        /// The data directory.
+        path: PathBuf,
+        /// Its node.
+        found_node: u32,
+        /// Its cluster.
+        found_cluster: String,
+        /// The configured node.
+        node: u32,
+        /// The configured cluster.
+        cluster: String,
+    },
+}
+
+impl MemberIdentity {
+    /// The path of the group's log and of this file.
+    #[must_use]
+    pub fn directory(root: &Path) -> PathBuf {
+        root.join(DIRECTORY)
+    }
+
+    /// Reads the identity of a data directory, or gives one to an empty directory.
+    ///
+    /// # Errors
+    /// [`MemberIdentityError`].
+    pub fn open(root: &Path, cluster: &str, node: u32) -> Result<Self, MemberIdentityError> {
+        let directory = Self::directory(root);
+        let path = directory.join(FILE);
+        let text = match fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                create_private_directory(&directory)
+                    .map_err(|source| MemberIdentityError::Io { path: directory, source })?;
+                return Self::begin(root, cluster, node);
+            }
+            Err(source) => return Err(MemberIdentityError::Io { path, source }),
+        };
+        let found: Self = serde_json::from_slice(&text)
+            .map_err(|error| MemberIdentityError::Damaged { path: path.clone(), why: error.to_string() })?;
+        if found.node != node || found.cluster != cluster {
+            return Err(MemberIdentityError::Other {
+                path: root.to_path_buf(),
+                found_node: found.node,
+                found_cluster: found.cluster,
+                node,
+                cluster: cluster.to_owned(),
+            });
+        }
+        Ok(found)
+    }
+
+    /// The identity of an empty directory.
+    fn begin(root: &Path, cluster: &str, node: u32) -> Result<Self, MemberIdentityError> {
+        let identity = Self {
+            cluster: cluster.to_owned(),
+            node,
+            birth: crate::transport::random_u64(),
+            generation: None,
+            births: BTreeMap::new(),
+            is_copying: false,
+        };
+        identity.save(root)?;
+        Ok(identity)
+    }
+
+    /// Saves the identity; durable at return.
+    ///
+    /// # Errors
+    /// [`MemberIdentityError::Io`].
+    pub fn save(&self, root: &Path) -> Result<(), MemberIdentityError> {
+        let path = Self::directory(root).join(FILE);
+        let text = serde_json::to_vec_pretty(self)
+            .map_err(|error| MemberIdentityError::Damaged { path: path.clone(), why: error.to_string() })?;
+        replace_file(&path, &text).map_err(|source| MemberIdentityError::Io { path, source })
+    }
+
+    /// Moves the files of a replica that cannot return to `replaced/`, and gives the empty directory a new identity.
+    ///
+    /// # Errors
+    /// [`MemberIdentityError::Io`].
+    pub fn replace(self, root: &Path) -> Result<Self, MemberIdentityError> {
+        let aside = root.join(REPLACED).join(format!("{:016x}", self.birth));
+        let io = |path: &Path| {
+            let path = path.to_path_buf();
+            move |source| MemberIdentityError::Io { path, source }
+        };
+        create_private_directory(&aside).map_err(io(&aside))?;
+        for entry in fs::read_dir(root).map_err(io(root))? {
+            let entry = entry.map_err(io(root))?;
+            let name = entry.file_name();
+            // The log of the group is last: until it is moved, a crash leaves an identity that is replaced again.
+            if name != REPLACED && name != DIRECTORY && name != "lock" && name != "archive" {
+                fs::rename(entry.path(), aside.join(&name)).map_err(io(&entry.path()))?;
+            }
+        }
+        let directory = Self::directory(root);
+        fs::rename(&directory, aside.join(DIRECTORY)).map_err(io(&directory))?;
+        create_private_directory(&directory).map_err(io(&directory))?;
+        Self::begin(root, &self.cluster, self.node)
+    }
+
+    /// The id of its replica.
+    #[must_use]
+    pub fn replica(&self) -> Option<ReplicaId> {
+        ReplicaId::from_number(u64::from(self.generation?) << 32 | u64::from(self.node))
+    }
+
+    /// A generation that the node has not had, if the group knows it under these.
+    #[must_use]
+    pub fn next_generation(known: impl Iterator<Item = u32>) -> u32 {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let seconds = u32::try_from(now.saturating_sub(EPOCH_SECONDS)).unwrap_or(u32::MAX - 1);
+        known.max().unwrap_or(0).saturating_add(1).max(seconds)
+    }
+}

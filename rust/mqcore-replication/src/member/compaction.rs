@@ -1,0 +1,93 @@
+//! When a member's log may forget entries.
+//!
+//! An entry is needed until its changes are durable in the files of this member, and should stay while another member that
+//! was away for a moment may need it: otherwise that gets a copy of all files.
+
+use std::collections::VecDeque;
+
+use mqcore_consensus::log::LogSnapshot;
+
+/// Bytes of entries between two points at which the files are synced.
+const POINT_BYTES: u64 = 32 << 20;
+/// Bytes of entries that stay for other members.
+const KEPT_BYTES: u64 = 256 << 20;
+
+/// Points up to which the log may be forgotten.
+#[derive(Debug, Default)]
+pub(super) struct Compaction {
+    /// Bytes of all entries since the start of the member.
+    bytes: u64,
+    /// Bytes at the last point.
+    last: u64,
+    points: VecDeque<Point>,
+    is_syncing: bool,
+}
+
+#[derive(Debug)]
+struct Point {
+    snapshot: LogSnapshot,
+    bytes: u64,
+    is_synced: bool,
+}
+
+impl Compaction {
+    /// An entry was carried out. True: the files should be synced now, with [`Self::begin`].
+    pub(super) fn note(&mut self, bytes: usize) -> bool {
+        self.bytes += bytes as u64;
+        self.bytes - self.last >= POINT_BYTES && !self.is_syncing
+    }
+
+    /// A sync of everything up to this point begins.
+    pub(super) fn begin(&mut self, snapshot: LogSnapshot) {
+        self.is_syncing = true;
+        self.last = self.bytes;
+        self.points.push_back(Point { snapshot, bytes: self.bytes, is_synced: false });
+    }
+
+    /// The sync up to the point with this index has ended.
+    pub(super) fn synced(&mut self, index: u64) {
+        self.is_syncing = false;
+        for point in self.points.iter_mut().filter(|point| point.snapshot.index <= index) {
+            point.is_synced = true;
+        }
+    }
+
+    /// The point up to which the log is not needed any more, if there is a new one. `now`: another member needs a copy anyway.
+    pub(super) fn take(&mut self, now: bool) -> Option<LogSnapshot> {
+        let mut taken = None;
+        while self
+            .points
+            .front()
+            .is_some_and(|point| point.is_synced && (now || self.bytes - point.bytes >= KEPT_BYTES))
+        {
+            taken = self.points.pop_front().map(|point| point.snapshot);
+        }
+        taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(index: u64) -> LogSnapshot {
+        LogSnapshot { index, ..LogSnapshot::default() }
+    }
+
+    #[test]
+    fn entries_stay_until_they_are_synced_and_old() {
+        let mut compaction = Compaction::default();
+        assert!(!compaction.note(POINT_BYTES as usize - 1));
+        assert!(compaction.note(1));
+        compaction.begin(at(5));
+        assert!(!compaction.note(KEPT_BYTES as usize), "one sync at a time");
+        assert_eq!(compaction.take(true), None, "not synced");
+        compaction.synced(5);
+        assert_eq!(compaction.take(false), Some(at(5)));
+        assert!(compaction.note(1));
+        compaction.begin(at(9));
+        compaction.synced(9);
+        assert_eq!(compaction.take(false), None, "others may need it");
+        assert_eq!(compaction.take(true), Some(at(9)));
+    }
+}

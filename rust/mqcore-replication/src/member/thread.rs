@@ -1,0 +1,516 @@
+//! The thread that drives a member's replica and changes its files.
+
+mod copies;
+mod view;
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ffi::OsString;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use mqcore_consensus::journal_log::OpenError;
+use mqcore_consensus::log::{EntryKind, LogEntry, ReplicatedLog};
+use mqcore_consensus::membership::{GroupMembers, ReplicaId};
+use mqcore_consensus::replica::{
+    Proposal, ProposeError, Replica, ReplicaError, ReplicaOptions, ReplicaRole, ReplicaStartError,
+};
+use tokio::sync::watch;
+
+use super::compaction::Compaction;
+use super::founding::{Founding, decide};
+use super::log::{LogError, MemberLog};
+use super::{MemberError, MemberOptions, Shared};
+use crate::applier::{Applier, ApplyError};
+use crate::identity::{MemberIdentity, MemberIdentityError};
+use crate::input::{Input, MemberGreeting};
+use crate::relay::Leader;
+use crate::replicator::{Batch, Replicator};
+use crate::shared_files::OpenedFiles;
+use crate::status::MemberStatus;
+use crate::transport::{MemberCredentials, Network, random_u64};
+
+/// Inputs before the replica works again.
+const INPUTS_AT_ONCE: usize = 256;
+/// A node that was not heard for so long is not connected.
+const SILENCE_MAX: Duration = Duration::from_secs(3);
+/// Bytes of entries that are read at once to be repeated.
+const REPEATED_BYTES: u64 = 8 << 20;
+const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(1);
+const HOUSEKEEPING_BYTES: usize = 8 << 20;
+/// Pause before another attempt to copy the files of the leader.
+const COPY_PAUSE: Duration = Duration::from_secs(1);
+
+/// The parts of the process that the thread needs.
+pub(super) struct Parts {
+    pub(super) options: MemberOptions,
+    pub(super) identity: MemberIdentity,
+    pub(super) network: Network,
+    pub(super) credentials: Arc<MemberCredentials>,
+    pub(super) inputs: Sender<Input>,
+    pub(super) replicator: Arc<Replicator>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) leader: watch::Sender<Option<Leader>>,
+    pub(super) runtime: tokio::runtime::Handle,
+}
+
+/// Why the member must stop.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error(transparent)]
+    Replica(#[from] ReplicaError<LogError>),
+    #[error(transparent)]
+    Log(#[from] LogError),
+    #[error(transparent)]
+    Apply(#[from] ApplyError),
+    #[error(transparent)]
+    Identity(#[from] MemberIdentityError),
+    #[error("cannot sync the files of the data directory: {0}")]
+    Sync(std::io::Error),
+    #[error("cannot open the log of the cluster: {0}")]
+    Open(#[from] OpenError),
+    #[error("{0}")]
+    Start(#[from] ReplicaStartError),
+    #[error(
+        "nodes {0:?} have data of brokers without a cluster; keep it on one of them, and move the other data directories away"
+    )]
+    Conflict(Vec<u32>),
+}
+
+/// A copy of the leader's files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Copying {
+    No,
+    /// It must begin, not before this time.
+    Wanted(Instant),
+    Runs,
+    /// The files are complete once the entry with this index is repeated.
+    Repeats(u64),
+}
+
+/// A proposed batch of the broker.
+struct Proposed {
+    proposal: Proposal,
+    last: u64,
+    bytes: usize,
+}
+
+/// The thread's state.
+pub(super) struct MemberThread {
+    parts: Parts,
+    identity: MemberIdentity,
+    has_data: bool,
+    greetings: BTreeMap<u32, (MemberGreeting, Instant)>,
+    applier: Applier,
+}
+
+/// A member that belongs to a group.
+struct Grouped {
+    replica: Replica<MemberLog>,
+    identity: Rc<RefCell<MemberIdentity>>,
+    waiting: VecDeque<Batch>,
+    proposed: VecDeque<Proposed>,
+    compaction: Compaction,
+    copying: Copying,
+    /// Committed entries up to this index were not carried out, because the files are being copied.
+    held: u64,
+    /// Term of the last entry that was carried out.
+    applied_term: u64,
+    /// It has led with up-to-date files.
+    led: Option<u64>,
+    housekept: Instant,
+}
+
+impl MemberThread {
+    pub(super) fn new(parts: Parts) -> Result<Self, MemberError> {
+        let root = &parts.options.data_dir;
+        let failed = |why: String| MemberError::Failed(why);
+        let mut identity = parts.identity.clone();
+        if identity.is_copying {
+            tracing::warn!("the copy of the cluster's files was interrupted; this node joins anew");
+            identity = identity.replace(root)?;
+        }
+        let applier = Applier::open(root).map_err(|error| failed(error.to_string()))?;
+        let has_data = identity.generation.is_none() && root.join("format").exists();
+        Ok(Self { parts, identity, has_data, greetings: BTreeMap::new(), applier })
+    }
+
+    /// Runs until the process ends.
+    pub(super) fn run(mut self, inputs: &Receiver<Input>) {
+        let failure = loop {
+            match self.found_and_work(inputs) {
+                Ok(()) => return,
+                Err(Failure::Open(error @ OpenError::Damaged(_))) => self.begin_anew(&error.to_string()),
+                Err(Failure::Start(error @ ReplicaStartError::LogLost { .. })) => {
+                    self.begin_anew(&error.to_string())
+                }
+                Err(Failure::Replica(error @ ReplicaError::LogLost { .. })) => {
+                    // The broker of an old leader cannot continue; the next start joins anew.
+                    let mut identity = self.identity.clone();
+                    identity.is_copying = true;
+                    tracing::error!(%error, "the log of this node has lost entries; the node joins anew");
+                    if let Err(error) = identity.save(&self.parts.options.data_dir) {
+                        break error.to_string();
+                    }
+                    restart(&self.parts.options.restart);
+                }
+                Err(failure) => break failure.to_string(),
+            }
+        };
+        tracing::error!(
+            why = failure,
+            "this node of the cluster has failed; correct the cause and start it again"
+        );
+        let status = MemberStatus { failure: Some(failure), ..self.status_without_group() };
+        self.parts.shared.show(status);
+        if self.parts.shared.is_taken() {
+            // The broker would wait for ever, and must not confirm anything.
+            restart(&self.parts.options.restart);
+        }
+    }
+
+    fn begin_anew(&mut self, why: &str) {
+        tracing::error!(
+            why,
+            "this node has lost a part of its log; it joins the cluster anew and gets a copy of its files"
+        );
+        match self.identity.clone().replace(&self.parts.options.data_dir) {
+            Ok(identity) => self.identity = identity,
+            Err(error) => tracing::error!(%error, "cannot move the files of the old replica away"),
+        }
+        std::thread::sleep(COPY_PAUSE);
+    }
+
+    fn found_and_work(&mut self, inputs: &Receiver<Input>) -> Result<(), Failure> {
+        if self.identity.generation.is_none() && !self.find_group(inputs)? {
+            return Ok(());
+        }
+        self.work(inputs)
+    }
+
+    // ---- Without a group -----------------------------------------------------------------------------------------------
+
+    /// Waits until there is a group. False: the process ends.
+    fn find_group(&mut self, inputs: &Receiver<Input>) -> Result<bool, Failure> {
+        let mut shown = Founding::Waits(Vec::new());
+        loop {
+            self.parts.network.introduce(self.greeting(&[]));
+            self.parts.shared.show(self.status_without_group());
+            match inputs.recv_timeout(self.parts.options.tick) {
+                Ok(Input::Greeting(node, greeting)) => {
+                    self.greetings.insert(node, (*greeting, Instant::now()));
+                }
+                Ok(Input::Status(answer)) => {
+                    // The asker may have gone.
+                    let _ = answer.send(self.status_without_group());
+                }
+                Ok(_) | Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Ok(false),
+            }
+            self.greetings.retain(|_, (_, heard)| heard.elapsed() < SILENCE_MAX);
+            let greetings =
+                self.greetings.iter().map(|(node, (greeting, _))| (*node, greeting.clone())).collect();
+            let peers = self.parts.options.peers.keys().copied();
+            let decided = decide(&self.identity, self.has_data, peers, &greetings);
+            match &decided {
+                Founding::Waits(missing) if decided != shown => {
+                    tracing::info!(nodes = ?missing, "waiting for nodes to begin the cluster");
+                }
+                Founding::Waits(_) => {}
+                Founding::Conflict(nodes) => return Err(Failure::Conflict(nodes.clone())),
+                Founding::Begins(births) => {
+                    self.identity.births = births.clone();
+                    self.identity.generation = Some(0);
+                    self.identity.save(&self.parts.options.data_dir)?;
+                    tracing::info!(nodes = ?births.keys(), "the cluster begins");
+                    return Ok(true);
+                }
+                Founding::Joins(generation) => {
+                    if self.has_data {
+                        // The files of the cluster replace those of the broker that was here before.
+                        self.identity = self.identity.clone().replace(&self.parts.options.data_dir)?;
+                        self.has_data = false;
+                    }
+                    self.identity.generation = Some(*generation);
+                    self.identity.save(&self.parts.options.data_dir)?;
+                    tracing::info!("joining the cluster with a copy of its files");
+                    return Ok(true);
+                }
+            }
+            shown = decided;
+        }
+    }
+
+    // ---- In a group ----------------------------------------------------------------------------------------------------
+
+    fn open_group(&mut self) -> Result<Grouped, Failure> {
+        let identity = Rc::new(RefCell::new(self.identity.clone()));
+        let mut log = MemberLog::open(&self.parts.options.data_dir, &identity)?;
+        let id = self.identity.replica().unwrap_or_else(|| unreachable!("the node belongs to a group"));
+        if log.last_index() == 0 && self.identity.generation == Some(0) {
+            let members = GroupMembers::of(self.identity.births.keys().map(|node| ReplicaId::first(*node)));
+            log.journal_mut().begin_group(&members).map_err(LogError::from)?;
+        }
+        let options = ReplicaOptions { seed: random_u64(), ..ReplicaOptions::default() };
+        Ok(Grouped {
+            replica: Replica::start(id, log, options)?,
+            identity,
+            waiting: VecDeque::new(),
+            proposed: VecDeque::new(),
+            compaction: Compaction::default(),
+            copying: Copying::No,
+            held: 0,
+            applied_term: 0,
+            led: None,
+            housekept: Instant::now(),
+        })
+    }
+
+    fn work(&mut self, inputs: &Receiver<Input>) -> Result<(), Failure> {
+        let mut group = self.open_group()?;
+        let tick = self.parts.options.tick;
+        let mut next_tick = Instant::now() + tick;
+        loop {
+            self.advance(&mut group)?;
+            self.tell(&mut group);
+            let patience = next_tick.saturating_duration_since(Instant::now());
+            match inputs.recv_timeout(patience) {
+                Ok(input) => {
+                    self.take(&mut group, input)?;
+                    for input in inputs.try_iter().take(INPUTS_AT_ONCE) {
+                        self.take(&mut group, input)?;
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            }
+            if Instant::now() >= next_tick {
+                // A thread that was stopped does not make up for ticks: others had the same time.
+                next_tick = Instant::now() + tick;
+                group.replica.tick();
+                self.each_tick(&mut group)?;
+            }
+        }
+    }
+
+    fn take(&mut self, group: &mut Grouped, input: Input) -> Result<(), Failure> {
+        match input {
+            Input::Proposals => {}
+            Input::Message(message) => group.replica.receive(*message)?,
+            Input::Greeting(node, greeting) => {
+                self.greetings.insert(node, (*greeting, Instant::now()));
+            }
+            Input::OpenFiles(answer) => {
+                // Only a leader has carried out all that its files show.
+                let opened = if group.led.is_some() {
+                    OpenedFiles::open(&self.parts.options.data_dir, self.applier.applied())
+                } else {
+                    Err(std::io::Error::other("this node does not lead the cluster"))
+                };
+                // The asker may have gone, here and below.
+                let _ = answer.send(opened);
+            }
+            Input::Applied(answer) => {
+                let _ = answer.send(self.applier.applied());
+            }
+            Input::Copied(outcome) => self.copied(group, outcome)?,
+            Input::Synced(outcome) => {
+                group.compaction.synced(outcome.map_err(Failure::Sync)?);
+                self.compact(group, false)?;
+            }
+            Input::Status(answer) => {
+                let _ = answer.send(self.status(group));
+            }
+            Input::Resign => group.replica.resign(),
+        }
+        Ok(())
+    }
+
+    /// Proposes, writes, sends and carries out whatever there is.
+    fn advance(&mut self, group: &mut Grouped) -> Result<(), Failure> {
+        loop {
+            self.propose(group);
+            let mut newest = None;
+            let mut needs_sync = false;
+            while let Some(work) = group.replica.poll()? {
+                newest = Some(work.number);
+                needs_sync |= work.needs_sync;
+                work.messages.iter().for_each(|message| self.parts.network.send(message));
+                if work.installed.is_some() {
+                    tracing::info!(
+                        "this node is too far behind the cluster's log; it gets a copy of all files"
+                    );
+                    self.identity = group.identity.borrow().clone();
+                    group.copying = Copying::Wanted(Instant::now());
+                }
+                for entry in work.committed {
+                    self.committed(group, entry)?;
+                }
+            }
+            let Some(newest) = newest else { return self.look_after_leadership(group) };
+            if needs_sync {
+                group.replica.log_mut().sync()?;
+            }
+            for message in group.replica.persisted(newest) {
+                self.parts.network.send(&message);
+            }
+        }
+    }
+
+    fn propose(&mut self, group: &mut Grouped) {
+        group.waiting.extend(self.parts.replicator.take());
+        if group.led.is_none() {
+            return;
+        }
+        while let Some(batch) = group.waiting.pop_front() {
+            match group.replica.propose(batch.entry.clone()) {
+                Ok(proposal) => {
+                    let (last, bytes) = (batch.last, batch.entry.len());
+                    group.proposed.push_back(Proposed { proposal, last, bytes });
+                }
+                Err(ProposeError::Busy | ProposeError::NotLeader { .. }) => {
+                    group.waiting.push_front(batch);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn committed(&mut self, group: &mut Grouped, entry: LogEntry) -> Result<(), Failure> {
+        if matches!(group.copying, Copying::Wanted(_) | Copying::Runs) {
+            group.held = entry.index;
+            return Ok(());
+        }
+        self.carry_out(group, entry)
+    }
+
+    fn carry_out(&mut self, group: &mut Grouped, entry: LogEntry) -> Result<(), Failure> {
+        let LogEntry { index, term, kind, data } = entry;
+        let bytes = data.len();
+        let data = if kind == EntryKind::Batch { data } else { bytes::Bytes::new() };
+        self.applier.apply(index, data)?;
+        group.applied_term = term;
+        group.replica.applied(index);
+        while let Some(first) = group.proposed.front().filter(|first| first.proposal.index <= index) {
+            if first.proposal != (Proposal { index, term }) {
+                // Another leader's entry has its place.
+                self.lose_leadership("another node has taken over");
+            }
+            self.parts.replicator.note_applied(first.last, first.bytes);
+            group.proposed.pop_front();
+        }
+        if let Copying::Repeats(complete) = group.copying
+            && index >= complete
+        {
+            group.copying = Copying::No;
+            self.identity.is_copying = false;
+            self.identity.save(&self.parts.options.data_dir)?;
+            group.identity.borrow_mut().is_copying = false;
+            tracing::info!("the copy of the cluster's files is complete");
+        }
+        if group.compaction.note(bytes) && group.copying == Copying::No {
+            self.sync_files(group)?;
+        }
+        Ok(())
+    }
+
+    // ---- Leadership ----------------------------------------------------------------------------------------------------
+
+    fn look_after_leadership(&mut self, group: &mut Grouped) -> Result<(), Failure> {
+        let (role, term) = (group.replica.role(), group.replica.term());
+        let leads = role == ReplicaRole::Leader;
+        match group.led {
+            Some(led) if !leads || led != term => {
+                if self.parts.shared.is_taken() {
+                    self.lose_leadership("this node does not lead the cluster any more");
+                }
+                group.led = None;
+            }
+            // All entries of earlier leaders are carried out once one of this term is.
+            None if leads && group.applied_term == term && group.is_complete() => group.led = Some(term),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The broker of this process must not continue.
+    fn lose_leadership(&self, why: &str) {
+        if self.parts.shared.is_taken() {
+            tracing::warn!(why, "the process restarts and follows the new leader");
+            restart(&self.parts.options.restart);
+        }
+    }
+
+    fn each_tick(&mut self, group: &mut Grouped) -> Result<(), Failure> {
+        if group.replica.role() == ReplicaRole::Leader {
+            if group.is_complete() {
+                self.adjust_membership(group);
+            } else {
+                // Its files are not complete, so that the broker cannot run here.
+                group.replica.resign();
+            }
+        }
+        if let Copying::Wanted(from) = group.copying
+            && Instant::now() >= from
+        {
+            self.begin_copy(group);
+        }
+        if group.replica.take_snapshot_request() && group.is_complete() {
+            self.sync_now(group)?;
+            self.compact(group, true)?;
+        }
+        if group.housekept.elapsed() >= HOUSEKEEPING_INTERVAL {
+            group.housekept = Instant::now();
+            let now_ms =
+                SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+            let journal = group.replica.log_mut().journal_mut();
+            journal.maintain(now_ms, HOUSEKEEPING_BYTES).map_err(LogError::from)?;
+        }
+        Ok(())
+    }
+
+    /// Brings the members of the group closer to what the nodes say they are.
+    fn adjust_membership(&self, group: &mut Grouped) {
+        if self
+            .greetings
+            .values()
+            .any(|(greeting, heard)| greeting.is_copying && heard.elapsed() < SILENCE_MAX)
+        {
+            // A replica whose files are not complete gets no vote.
+            return;
+        }
+        let members = group.replica.membership();
+        let known: BTreeSet<ReplicaId> = members.voters.union(&members.learners).copied().collect();
+        let mut wanted = BTreeSet::from([group.replica.id()]);
+        for node in self.parts.options.peers.keys() {
+            let told = self.greetings.get(node).filter(|(_, heard)| heard.elapsed() < SILENCE_MAX);
+            let told = told.and_then(|(greeting, _)| ReplicaId::from_number(greeting.replica?));
+            wanted.extend(told.or_else(|| known.iter().rev().find(|id| id.node() == *node).copied()));
+        }
+        match group.replica.adjust_membership(&wanted) {
+            Ok(changes) if changes.is_empty() => {}
+            Ok(changes) => tracing::info!(?changes, "changing the members of the cluster"),
+            // It is tried again with the next tick.
+            Err(error) => tracing::debug!(%error, "cannot change the members of the cluster now"),
+        }
+    }
+}
+
+impl Grouped {
+    fn is_complete(&self) -> bool {
+        self.copying == Copying::No && self.replica.log().last_index() > 0
+    }
+}
+
+/// Continues with a new process in place of this one: no thread of the broker can do anything any more.
+fn restart(command: &[OsString]) -> ! {
+    #[cfg(unix)]
+    if let Some((program, arguments)) = command.split_first() {
+        use std::os::unix::process::CommandExt;
+        let error = std::process::Command::new(program).args(arguments).exec();
+        tracing::error!(%error, "cannot restart the process");
+    }
+    std::process::abort()
+}

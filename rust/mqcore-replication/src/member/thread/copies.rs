@@ -1,0 +1,111 @@
+//! Copies of the leader's files, and the part of the log that is not needed any more.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use mqcore_consensus::log::{LogSnapshot, ReplicatedLog};
+use mqcore_consensus::replica::ReplicaRole;
+
+use super::{COPY_PAUSE, Copying, Failure, Grouped, MemberThread, REPEATED_BYTES};
+use crate::copying::receive_copy;
+use crate::input::{Copied, Input};
+use crate::member::log::LogError;
+use crate::shared_files::remove_files;
+
+impl MemberThread {
+    pub(super) fn begin_copy(&mut self, group: &mut Grouped) {
+        let ReplicaRole::Follower { leader: Some(leader) } = group.replica.role() else { return };
+        let Some(address) = self.parts.options.peers.get(&leader.node()).cloned() else { return };
+        group.copying = Copying::Runs;
+        let (root, inputs) = (self.parts.options.data_dir.clone(), self.parts.inputs.clone());
+        let credentials = Arc::clone(&self.parts.credentials);
+        let runtime = self.parts.runtime.clone();
+        self.applier.close();
+        std::thread::spawn(move || {
+            let outcome = remove_files(&root)
+                .and_then(|()| runtime.block_on(receive_copy(&root, &address, &credentials)));
+            // The member has ended only if the process ends.
+            let _ = inputs.send(Input::Copied(outcome));
+        });
+    }
+
+    pub(super) fn copied(
+        &mut self,
+        group: &mut Grouped,
+        outcome: std::io::Result<Copied>,
+    ) -> Result<(), Failure> {
+        let base = group.replica.log().base().0;
+        let copied = match outcome {
+            Ok(copied) if copied.begun >= base => copied,
+            Ok(_) => return self.copy_again(group, "the leader's files are older than the log"),
+            Err(error) => return self.copy_again(group, &error.to_string()),
+        };
+        self.applier.begin_at(copied.begun).map_err(Failure::Sync)?;
+        group.copying = Copying::Repeats(copied.complete);
+        let mut next = copied.begun + 1;
+        group.replica.applied(copied.begun.min(group.held));
+        while next <= group.held {
+            let entries = group.replica.log().entries(next..group.held + 1, REPEATED_BYTES)?;
+            if entries.is_empty() {
+                return self.copy_again(group, "the log lacks entries after the copy");
+            }
+            for entry in entries {
+                next = entry.index + 1;
+                self.carry_out(group, entry)?;
+            }
+        }
+        if copied.complete <= copied.begun && group.copying != Copying::No {
+            // Nothing has to be repeated.
+            group.copying = Copying::No;
+            self.identity.is_copying = false;
+            self.identity.save(&self.parts.options.data_dir)?;
+            group.identity.borrow_mut().is_copying = false;
+            tracing::info!("the copy of the cluster's files is complete");
+        }
+        Ok(())
+    }
+
+    fn copy_again(&self, group: &mut Grouped, why: &str) -> Result<(), Failure> {
+        tracing::warn!(why, "cannot copy the files of the cluster; trying again");
+        group.copying = Copying::Wanted(Instant::now() + COPY_PAUSE);
+        Ok(())
+    }
+
+    fn point(&self, group: &Grouped) -> Option<LogSnapshot> {
+        let index = self.applier.applied();
+        let log = group.replica.log();
+        let term = log.term(index)?;
+        Some(LogSnapshot { index, term, membership: group.replica.membership(), data: bytes::Bytes::new() })
+    }
+
+    /// Lets another thread sync the files up to here.
+    pub(super) fn sync_files(&mut self, group: &mut Grouped) -> Result<(), Failure> {
+        let Some(point) = self.point(group) else { return Ok(()) };
+        let index = point.index;
+        let unsynced = self.applier.take_unsynced().map_err(Failure::Sync)?;
+        group.compaction.begin(point);
+        let inputs = self.parts.inputs.clone();
+        std::thread::spawn(move || {
+            let outcome = unsynced.sync().map(|()| index);
+            // The member has ended only if the process ends.
+            let _ = inputs.send(Input::Synced(outcome));
+        });
+        Ok(())
+    }
+
+    pub(super) fn sync_now(&mut self, group: &mut Grouped) -> Result<(), Failure> {
+        let Some(point) = self.point(group) else { return Ok(()) };
+        let index = point.index;
+        self.applier.checkpoint().map_err(Failure::Sync)?;
+        group.compaction.begin(point);
+        group.compaction.synced(index);
+        Ok(())
+    }
+
+    pub(super) fn compact(&self, group: &mut Grouped, now: bool) -> Result<(), Failure> {
+        if let Some(snapshot) = group.compaction.take(now) {
+            group.replica.log_mut().journal_mut().compact(&snapshot).map_err(LogError::from)?;
+        }
+        Ok(())
+    }
+}

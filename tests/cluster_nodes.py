@@ -1,0 +1,230 @@
+"""Clusters of real brokers on this machine: one process for each node."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mqcore import cluster as mq_cluster
+from mqcore import errors
+from ports import free_ports
+from served import clean_environment, wait_until
+
+SECRET = "a secret of the cluster in tests"
+HEADER = """
+listen = {listen}
+admin = "http://127.0.0.1:{admin}"
+data_dir = "{data_dir}"
+shards = {shards}
+auto_create_channels = true
+auto_create_queues = true
+delivery_handler = "{handler}"
+
+[channel_defaults.queue]
+status = "round-robin"
+request_acknowledge = true
+
+[cluster]
+name = "tests"
+node = {node}
+listen = "127.0.0.1:{member}"
+peers = {peers}
+secret = "{secret}"
+election_timeout = "{election}"
+"""
+
+
+class ClusterNode:
+    """One node: its configuration, and its process while it runs."""
+
+    def __init__(self, directory: Path, number: int, member_port: int, listeners: list[str], admin_port: int) -> None:
+        self.number = number
+        self.directory = directory
+        self.address = f"127.0.0.1:{member_port}"
+        self.listeners = listeners
+        self.admin = f"http://127.0.0.1:{admin_port}"
+        self.config = directory / f"node-{number}.toml"
+        self.data_dir = directory / f"data-{number}"
+        self.log = directory / f"node-{number}.log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Its TMQP listener."""
+        return self.listeners[0]
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "mqcore", "serve", "--config", str(self.config)]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=clean_environment())
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """Kill the process, whatever it does."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def stop(self) -> int:
+        """Stop it in order. Returns the exit code."""
+        assert self.process is not None
+        self.process.terminate()
+        code = self.process.wait(timeout=60)
+        self.process = None
+        return code
+
+    def status(self) -> mq_cluster.NodeStatus | None:
+        try:
+            return mq_cluster.status(self.address, secret=SECRET.encode(), name="tests")
+        except errors.ConnectFailed:
+            return None
+
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+
+class Cluster:
+    """Nodes that keep the same data."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        nodes: int = 3,
+        shards: int = 2,
+        protocols: tuple[str, ...] = ("tmqp",),
+        handler: str = "at-least-once",
+        election: str = "500ms",
+        member_ports: dict[int, int] | None = None,
+        peer_addresses: dict[tuple[int, int], str] | None = None,
+    ) -> None:
+        width = 12
+        ports = free_ports(nodes * (width + 2))
+        self.nodes = []
+        members = member_ports or {number: ports[(number - 1) * (width + 2)] for number in range(1, nodes + 1)}
+        for number in range(1, nodes + 1):
+            first = (number - 1) * (width + 2)
+            own = iter(ports[first + 2 : first + 2 + width])
+            listeners = []
+            for protocol in protocols:
+                url = f"{protocol}://127.0.0.1:{next(own)}"
+                if protocol == "emqp":
+                    roles = ("frontend", "admin", "publish", "subscribe")
+                    url += "?" + "&".join(f"{role}={next(own)}" for role in roles)
+                listeners.append(url)
+            node = ClusterNode(directory, number, members[number], listeners, ports[first + 1])
+            addresses = peer_addresses or {}
+            peers = [
+                f"{peer}={addresses.get((number, peer), f'127.0.0.1:{port}')}"
+                for peer, port in members.items()
+                if peer != number
+            ]
+            node.config.write_text(
+                HEADER.format(
+                    listen=listeners,
+                    admin=ports[first + 1],
+                    data_dir=node.data_dir,
+                    shards=shards,
+                    handler=handler,
+                    node=number,
+                    member=members[number],
+                    peers=peers,
+                    secret=SECRET,
+                    election=election,
+                )
+            )
+            self.nodes.append(node)
+
+    def start(self) -> None:
+        for node in self.nodes:
+            node.start()
+
+    def leader(self, limit: float = 30.0) -> ClusterNode:
+        """Wait until a node leads; its broker is ready then."""
+        found: list[ClusterNode] = []
+
+        def leads() -> bool:
+            found[:] = [node for node in self.nodes if node.is_running() and _leads(node)]
+            return bool(found)
+
+        try:
+            wait_until(leads, limit=limit, what="a leader")
+        except BaseException:
+            self.show_logs()
+            raise
+        return found[0]
+
+    def followers(self) -> list[ClusterNode]:
+        leader = self.leader()
+        return [node for node in self.nodes if node is not leader]
+
+    def wait_until_all_follow(self, limit: float = 40.0) -> None:
+        """Wait until each node has all that the leader has, and all vote."""
+
+        def follow() -> bool:
+            statuses = [node.status() for node in self.nodes]
+            if not all(statuses):
+                return False
+            leading = [status for status in statuses if status is not None and status.role == "leading"]
+            known = [status for status in statuses if status is not None]
+            return (
+                len(leading) == 1
+                and not any(status.changing for status in known)
+                and all(status.applied >= leading[0].committed for status in known)
+                and sum(replica.votes for replica in leading[0].replicas) == len(self.nodes)
+                and len(leading[0].replicas) == len(self.nodes)
+            )
+
+        try:
+            wait_until(follow, limit=limit, what="all nodes to follow")
+        except BaseException:
+            self.show_logs()
+            raise
+
+    def show_logs(self) -> None:
+        for node in self.nodes:
+            if node.log.exists():
+                print(f"--- node {node.number}: {node.status()}\n{node.log.read_text()[-6000:]}")
+
+    def close(self) -> None:
+        for node in self.nodes:
+            if node.process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    node.process.send_signal(signal.SIGCONT)
+            node.kill()
+
+
+def _leads(node: ClusterNode) -> bool:
+    status = node.status()
+    return status is not None and status.role == "leading" and _is_ready(node)
+
+
+def _is_ready(node: ClusterNode) -> bool:
+    try:
+        with urllib.request.urlopen(f"{node.admin}/readyz", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def running_cluster(directory: Path, **options: Any) -> Iterator[Cluster]:
+    """Run a cluster until the end of the block."""
+    cluster = Cluster(directory, **options)
+    try:
+        cluster.start()
+        yield cluster
+        # Shown if the test fails.
+        cluster.show_logs()
+    finally:
+        cluster.close()
