@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from mqcore.demo import analysed, durable, jobs, limits, micromessage, mqks, nodes, tmqp
+from mqcore.demo import analysed, cluster, durable, jobs, limits, micromessage, mqks, nodes, tmqp
 from mqcore.demo.library import Page, read_library
 from mqcore.demo.outcome import Outcome, table
 
@@ -27,6 +27,7 @@ PARTS: tuple[tuple[str, Callable[[Sequence[Page], Progress], Awaitable[list[Outc
     ("Jobs: hashes by four workers, of which one is killed in the middle", jobs.run),
     ("Durable: the broker is killed in the middle", durable.run),
     ("Nodes: one of three is killed in the middle", nodes.run),
+    ("Cluster: three nodes, of which the leader is killed in the middle", cluster.run),
     ("Limits: an ASGI application under load of 50 clients", limits.run),
 )
 """Parts of the demonstration: title and coroutine."""
