@@ -105,6 +105,7 @@ class Cluster:
         protocols: tuple[str, ...] = ("tmqp",),
         handler: str = "at-least-once",
         election: str = "500ms",
+        is_cluster: bool = True,
         member_ports: dict[int, int] | None = None,
         peer_addresses: dict[tuple[int, int], str] | None = None,
     ) -> None:
@@ -129,8 +130,10 @@ class Cluster:
                 for peer, port in members.items()
                 if peer != number
             ]
+            # Without a cluster, the configuration is that of one broker.
+            header = HEADER if is_cluster else HEADER.partition("[cluster]")[0]
             node.config.write_text(
-                HEADER.format(
+                header.format(
                     listen=listeners,
                     admin=ports[first + 1],
                     data_dir=node.data_dir,
@@ -224,7 +227,5 @@ def running_cluster(directory: Path, **options: Any) -> Iterator[Cluster]:
     try:
         cluster.start()
         yield cluster
-        # Shown if the test fails.
-        cluster.show_logs()
     finally:
         cluster.close()

@@ -28,6 +28,8 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     with running_cluster(tmp_path) as running:
         running.leader()
         yield running
+        # Shown if the test fails.
+        running.show_logs()
 
 
 def publish(node: ClusterNode, bodies: range, queue: str = QUEUE) -> None:
@@ -229,6 +231,20 @@ def test_a_leader_that_stops_hands_over_at_once(cluster: Cluster) -> None:
     wait_until(lambda: any((s := node.status()) is not None and s.role == "leading" for node in rest), limit=5)
     assert time.monotonic() - before < 5
     assert take(rest[0], 3) == [0, 1, 2]
+
+
+def test_a_node_stops_without_the_others(cluster: Cluster) -> None:
+    leader = cluster.leader()
+    publish(leader, range(3))
+    for node in cluster.followers():
+        node.kill()
+    # At once, while it still leads.
+    assert leader.stop() == 0
+    leader.start()
+    wait_until(lambda: (status := leader.status()) is not None and status.role == "following", limit=20)
+    assert leader.stop() == 0, "it follows, and there is no leader"
+    cluster.start()
+    assert take(leader, 3) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

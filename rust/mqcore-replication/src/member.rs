@@ -86,6 +86,8 @@ struct View {
     status: MemberStatus,
     /// The broker runs: when this member stops to lead, the process restarts.
     is_taken: bool,
+    /// The broker stops: the process ends instead.
+    is_stopping: bool,
 }
 
 impl Shared {
@@ -107,6 +109,10 @@ impl Shared {
 
     fn is_taken(&self) -> bool {
         self.lock().is_taken
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.lock().is_stopping
     }
 }
 
@@ -229,6 +235,7 @@ impl Member {
 
     /// The broker of this process stops: syncs do not wait for ever.
     pub fn stop_broker(&self) {
+        self.shared.lock().is_stopping = true;
         self.replicator.stop();
     }
 

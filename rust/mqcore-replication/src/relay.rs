@@ -136,35 +136,50 @@ async fn pass_on(
     protocol: &str,
     mut leaders: watch::Receiver<Option<Leader>>,
 ) -> io::Result<()> {
-    let found = tokio::time::timeout(LEADER_PATIENCE, leaders.wait_for(Option::is_some)).await?;
-    let leader = found.ok().and_then(|leader| leader.clone());
-    let leader = leader.ok_or(io::ErrorKind::NotConnected)?;
-    let address = leader.address(number, protocol).ok_or_else(|| {
-        tracing::warn!(
-            node = leader.node,
-            protocol,
-            "the leader has other listeners than this node; give all nodes the same ones"
-        );
-        io::Error::from(io::ErrorKind::AddrNotAvailable)
-    })?;
-    let mut server = tokio::time::timeout(LEADER_PATIENCE, reach(&address)).await?;
+    let reached = tokio::time::timeout(LEADER_PATIENCE, reach(&mut leaders, number, protocol)).await;
+    let (leader, mut server) = reached??;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
     tokio::select! {
         copied = copy_bidirectional(&mut client, &mut server) => copied.map(drop),
         // A client that waits for an answer of an old leader would wait for ever.
-        _ = leaders.wait_for(|now| now.as_ref().is_none_or(|now| now.node != leader.node)) => Ok(()),
+        () = is_replaced(&mut leaders, leader) => Ok(()),
     }
 }
 
-/// Connects to the leader, whose broker may be about to start.
-async fn reach(address: &str) -> TcpStream {
+/// Connects to the leader, whose broker may be about to start. Follows if there is another one meanwhile.
+async fn reach(
+    leaders: &mut watch::Receiver<Option<Leader>>,
+    number: usize,
+    protocol: &str,
+) -> io::Result<(u32, TcpStream)> {
     loop {
-        if let Ok(Ok(server)) = tokio::time::timeout(CONNECT_TIME, TcpStream::connect(address)).await {
-            return server;
+        let found = leaders.wait_for(Option::is_some).await.map_err(io::Error::other)?.clone();
+        let leader = found.ok_or(io::ErrorKind::NotConnected)?;
+        let address = leader.address(number, protocol).ok_or_else(|| {
+            tracing::warn!(
+                node = leader.node,
+                protocol,
+                "the leader has other listeners than this node; give all nodes the same ones"
+            );
+            io::Error::from(io::ErrorKind::AddrNotAvailable)
+        })?;
+        tokio::select! {
+            connected = tokio::time::timeout(CONNECT_TIME, TcpStream::connect(&address)) => {
+                if let Ok(Ok(server)) = connected {
+                    return Ok((leader.node, server));
+                }
+            }
+            () = is_replaced(leaders, leader.node) => continue,
         }
         tokio::time::sleep(CONNECT_PAUSE).await;
     }
+}
+
+/// Waits until this node does not lead any more.
+async fn is_replaced(leaders: &mut watch::Receiver<Option<Leader>>, node: u32) {
+    // An error: this member leads, and its relay ends.
+    let _ = leaders.wait_for(|now| now.as_ref().is_none_or(|now| now.node != node)).await;
 }
 
 #[cfg(test)]

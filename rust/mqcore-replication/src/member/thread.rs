@@ -437,10 +437,19 @@ impl MemberThread {
 
     /// The broker of this process must not continue.
     fn lose_leadership(&self, why: &str) {
-        if self.parts.shared.is_taken() {
-            tracing::warn!(why, "the process restarts and follows the new leader");
-            restart(&self.parts.options.restart);
+        if !self.parts.shared.is_taken() {
+            return;
         }
+        if self.parts.shared.is_stopping() {
+            // A restart would forget the signal that ended the process.
+            tracing::warn!(
+                why,
+                "the broker was about to stop; the process ends without the rest of its work"
+            );
+            std::process::exit(0);
+        }
+        tracing::warn!(why, "the process restarts and follows the new leader");
+        restart(&self.parts.options.restart);
     }
 
     fn each_tick(&mut self, group: &mut Grouped) -> Result<(), Failure> {
