@@ -118,7 +118,8 @@ class Cluster:
             own = iter(ports[first + 2 : first + 2 + width])
             listeners = []
             for protocol in protocols:
-                url = f"{protocol}://127.0.0.1:{next(own)}"
+                protocol, mark, query = protocol.partition("?")
+                url = f"{protocol}://127.0.0.1:{next(own)}{mark}{query}"
                 if protocol == "emqp":
                     roles = ("frontend", "admin", "publish", "subscribe")
                     url += "?" + "&".join(f"{role}={next(own)}" for role in roles)

@@ -18,6 +18,8 @@ import mqcore
 from cluster_nodes import Cluster, ClusterNode, running_cluster
 from mqcore import errors
 from mqcore.config import ClusterConfig
+from mqcore.jobs import Jobs, Worker
+from mqcore.throttr import SyncClient
 from served import clean_environment, wait_until
 
 QUEUE = "orders/1001"
@@ -298,3 +300,54 @@ def test_a_stranger_without_the_secret_learns_nothing(cluster: Cluster) -> None:
         mqcore.cluster.status(address, secret=b"another secret than that one", name="tests")
     with pytest.raises(errors.ConnectFailed, match="name and the secret"):
         mqcore.cluster.status(address, secret=b"a secret of the cluster in tests", name="another")
+
+
+def test_clients_of_all_protocols_continue_on_another_node(tmp_path: Path) -> None:
+    protocols = ("tmqp", "emqp", "throttr?value=uint64&persist=on", "mqks", "mm2")
+    with running_cluster(tmp_path, protocols=protocols) as cluster:
+        first = cluster.leader()
+        through = cluster.followers()[0]
+        _, emqp, throttr, mqks, mm2 = through.listeners
+        throttr = throttr.removesuffix("&persist=on")
+        jobs = Jobs(emqp)
+
+        @jobs.task(queue="sums", guarantee=True, result_ttl=600)
+        def add(one: int, other: int) -> int:
+            return one + other
+
+        publish(through, range(20))
+        with jobs:
+            job = add.enqueue(20, 22)
+        with SyncClient(throttr) as limits:
+            assert limits.insert("user:7", quota=100, ttl=600)
+            assert limits.decrease("user:7", 30)
+        with mqcore.sync.connect(mqks) as client:
+            # Binds the queue to the event of its name.
+            assert list(client.queue("lines").consume(idle_timeout=0.3)) == []
+            client.publish("lines", b"by MQKS")
+        with mqcore.sync.connect(mm2) as client:
+            client.publish("rows", b"by MicroMessage2")
+        # Limits are saved after a moment, as on one broker.
+        time.sleep(0.5)
+        first.kill()
+        assert cluster.leader() is not first
+        assert take(through, 20) == list(range(20))
+        with SyncClient(throttr) as limits:
+            assert limits.query("user:7").quota == 70
+        for url, queue, body in ((mqks, "lines", b"by MQKS"), (mm2, "rows", b"by MicroMessage2")):
+            with mqcore.sync.connect(url, patience=15.0) as client:
+                for message in client.queue(queue).consume(idle_timeout=5.0):
+                    assert message.body == body
+                    message.ack()
+                    break
+                else:
+                    pytest.fail(f"{queue} is empty")
+        worker = Worker(jobs, queues=["sums"], pool="thread", concurrency=1)
+        runs = threading.Thread(target=worker.run)
+        runs.start()
+        try:
+            with jobs:
+                assert jobs.result(job.id, timeout=20) == 42
+        finally:
+            worker.stop()
+            runs.join()
