@@ -846,6 +846,25 @@ fn each_consumer_can_be_allowed_or_refused() {
 }
 
 #[test]
+fn a_broadcast_reaches_its_consumer_if_that_of_an_earlier_one_leaves_while_the_handler_decides() {
+    let mut w = World::new();
+    let p = handled(&mut w, &[Step::CanConsumerReceive], Status::Broadcast);
+    let leaving = w.client("leaving");
+    w.join(&leaving, "ch").unwrap();
+    w.publish(&p, "ch/1", "first");
+    let first = w.question(Step::CanConsumerReceive);
+    let staying = w.client("staying");
+    w.join(&staying, "ch").unwrap();
+    w.close(&leaving);
+    w.publish(&p, "ch/1", "second");
+    let second = w.question(Step::CanConsumerReceive);
+    w.reply(&second, Ok(ALLOW));
+    assert!(w.delivered().is_empty(), "not before the first one");
+    w.reply(&first, Ok(ALLOW));
+    assert_eq!(w.delivered(), ["staying:second"]);
+}
+
+#[test]
 fn a_message_that_expires_while_the_handler_decides_is_not_delivered() {
     for (status, step) in [(Status::Push, Step::BeginSend), (Status::RoundRobin, Step::CanConsumerReceive)] {
         let mut w = World::new();

@@ -7,7 +7,7 @@ use mqcore_simulator::scenario::Scenario;
 use mqcore_testkit::seeds;
 
 /// Seeds that have found something.
-const REPAIRED: [u64; 27] = [
+const REPAIRED: [u64; 28] = [
     // The operator restored a paused queue before its dead-letter queue, and did not notice that the broker refused.
     20_144_333,
     // The oracle took a message for gone that waited behind the runs of a schedule for longer than a calm.
@@ -56,6 +56,8 @@ const REPAIRED: [u64; 27] = [
     2_199_031_303_762,
     // The worker of a job was lost after its result was saved: the job returned, and its client heard that it was lost.
     7_696_582_592_627,
+    // A broadcast message was dropped because the consumer of the one before it left while a handler decided.
+    6_597_071_687_040,
 ];
 
 #[test]

@@ -111,7 +111,9 @@ impl Queue {
             match run {
                 RunResult::Parked => self.flows.set(number, FlowSlot::Parked(flow)),
                 RunResult::Over(end) => {
-                    if matches!(end, FlowEnd::NoConsumer) {
+                    // A broadcast queue keeps no message, so that its later ones need not wait: each goes to its own consumers.
+                    let keeps_order = self.metadata.options.status != Status::Broadcast;
+                    if matches!(end, FlowEnd::NoConsumer) && keeps_order {
                         self.recall(number + 1, context);
                     }
                     self.finish(*flow, end, context);
