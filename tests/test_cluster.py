@@ -249,6 +249,15 @@ def test_a_node_stops_without_the_others(cluster: Cluster) -> None:
     assert take(leader, 3) == [0, 1, 2]
 
 
+def test_all_nodes_stop_one_after_the_other(cluster: Cluster) -> None:
+    publish(cluster.leader(), range(3))
+    # The last ones become leaders without a majority, some while their brokers start.
+    for node in cluster.nodes:
+        assert node.stop() == 0
+    cluster.start()
+    assert take(cluster.leader(), 3) == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 from mqcore import _core, errors
 
-__all__ = ["NodeRole", "NodeStatus", "ReplicaStatus", "status"]
+__all__ = ["NodeStatus", "ReplicaStatus", "status"]
 
 NodeRole: TypeAlias = Literal["joining", "copying", "following", "leading"]
 """The role of a node: it waits for the others, copies the files of the leader, follows a leader, or runs the broker."""

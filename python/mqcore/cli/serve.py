@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, Self, TypeGuard
 
 import click
 
@@ -16,6 +16,7 @@ from mqcore.cli.service import Notifier
 if TYPE_CHECKING:
     import asyncio
 
+    from mqcore import _core
     from mqcore.authority import Authority
     from mqcore.broker import Broker
     from mqcore.config import BrokerConfig
@@ -104,7 +105,7 @@ async def _serve(broker: Broker, drain_timeout: float) -> int:
     logger = logging.getLogger("mqcore.serve")
     stop: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     manager = Notifier()
-    with _Signals(stop), _Reload(broker):
+    with _Signals(stop) as signals, _Reload(broker):
         member = None
         if broker.config.cluster is not None:
             from mqcore.cli.following import follow
@@ -113,8 +114,10 @@ async def _serve(broker: Broker, drain_timeout: float) -> int:
             if member is None:
                 logger.info("stopped after signal %d", stop.result())
                 return ExitCode.DONE
+            signals.member = member
         # Without the event loop of this program: tasks that handlers start could end it.
-        broker.start()
+        if not await _start(broker, member, stop):
+            return ExitCode.DONE
         try:
             if broker.config.data_dir is None:
                 logger.warning(
@@ -129,8 +132,6 @@ async def _serve(broker: Broker, drain_timeout: float) -> int:
             if stop.done():
                 logger.info("draining for up to %g s; a second signal stops immediately", drain_timeout)
             manager.stopping(f"draining for up to {drain_timeout:g} s")
-            if member is not None:
-                member.stop_broker()
             await broker.aclose(drain_timeout)
             await stopped
         finally:
@@ -142,6 +143,27 @@ async def _serve(broker: Broker, drain_timeout: float) -> int:
     else:
         logger.info("stopped without a signal: by an administrator, or because of an error logged above")
     return ExitCode.DONE
+
+
+async def _start(broker: Broker, member: _core.ClusterMember | None, stop: asyncio.Future[int]) -> bool:
+    """Start the broker. Returns whether it runs: a signal may stop a node that waits for a majority."""
+    if member is None:
+        broker.start()
+        return True
+    import asyncio
+
+    from mqcore import errors
+
+    if stop.done():
+        member.stop_broker()
+    try:
+        # In another thread, because this one would not notice a signal.
+        await asyncio.to_thread(broker.start)
+    except errors.MqcoreError:
+        if stop.done():
+            return False
+        raise
+    return True
 
 
 def _print_ready(broker: Broker) -> None:
@@ -204,11 +226,14 @@ class _Signals:
 
     def __init__(self, first: asyncio.Future[int]) -> None:
         self._first = first
+        self.member: _core.ClusterMember | None = None
+        """The node of a cluster that this process is, once it leads."""
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         import signal
 
         self._before = {number: signal.signal(number, self._caught) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
 
     def __exit__(self, *_unused: object) -> None:
         import signal
@@ -220,6 +245,9 @@ class _Signals:
         if self._first.done():
             # A second signal often means that a thread hangs, so exit without waiting for any thread.
             os._exit(128 + number)
+        if self.member is not None:
+            # At once: if the node stops to lead, its process would restart and forget the signal.
+            self.member.stop_broker()
         self._first.get_loop().call_soon_threadsafe(self._set, number)
 
     def _set(self, number: int) -> None:
