@@ -202,11 +202,12 @@ def test_archive_that_begins_after_one_in_the_data_directory_is_completed_by_the
 
     lake = Lake(store, tmp_path / "data", "later")
     with lake.serving("100ms", MQCORE_ARCHIVE_URL="") as broker:
-        lake.publish(broker, 80)
+        # So many channels that each shard has some, whatever the random placement.
+        lake.publish(broker, 80, channels=16)
         wait_until(lambda: archived(lake.data_dir, 80), limit=ARCHIVED, what="the archive in the directory")
         assert broker.terminate() == 0
     with lake.serving("100ms") as broker:
-        lake.publish(broker, 80)
+        lake.publish(broker, 80, channels=16)
         lake.wait(80)
         assert everything(lake.options(admin=broker.admin_url)) == Counter(lake.sent)
         assert everything(lake.options()) == Counter(lake.sent[80:])
