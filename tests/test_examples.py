@@ -16,6 +16,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SAYS = {
     "app": ["total: 19.0"],
     "authenticator": ["the cook has joined", "the guest may not join: 401"],
+    "cluster": ["still there: [b'1 apple', b'2 pears']"],
     "embed": ["confirmed by server"] * 3 + ["order 0", "order 1", "order 2"],
     "events": [
         "cook of eu joined orders",
