@@ -156,6 +156,14 @@ def test_a_node_whose_log_is_damaged_joins_anew(cluster: Cluster) -> None:
     assert take(damaged, 300) == list(range(300))
 
 
+def test_two_of_five_nodes_may_fail(tmp_path: Path) -> None:
+    with running_cluster(tmp_path, nodes=5) as cluster:
+        publish(cluster.leader(), range(100))
+        for _ in range(2):
+            cluster.leader().kill()
+        assert take(cluster.leader(), 100) == list(range(100))
+
+
 def test_a_broker_with_data_becomes_a_cluster(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     first = cluster.nodes[0]
