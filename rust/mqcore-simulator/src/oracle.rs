@@ -288,6 +288,7 @@ impl Oracle {
         }
         if is_back {
             self.jobs.clock_set_back();
+            self.schedules.started_earlier();
         }
     }
 

@@ -7,7 +7,7 @@ use mqcore_simulator::scenario::Scenario;
 use mqcore_testkit::seeds;
 
 /// Seeds that have found something.
-const REPAIRED: [u64; 28] = [
+const REPAIRED: [u64; 29] = [
     // The operator restored a paused queue before its dead-letter queue, and did not notice that the broker refused.
     20_144_333,
     // The oracle took a message for gone that waited behind the runs of a schedule for longer than a calm.
@@ -58,6 +58,8 @@ const REPAIRED: [u64; 28] = [
     7_696_582_592_627,
     // A broadcast message was dropped because the consumer of the one before it left while a handler decided.
     6_597_071_687_040,
+    // The oracle expected a run that had been returned to wait as if the clock had not been set back before a restart.
+    1_099_513_368_865,
 ];
 
 #[test]

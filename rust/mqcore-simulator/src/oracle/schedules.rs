@@ -60,6 +60,9 @@ struct SeenSchedule {
     checked: usize,
     /// The clock was set back since the last calm, so that due times may repeat and change their distances.
     is_irregular: bool,
+    /// The broker started with a clock that was set back: a run that was returned before waits until the clock shows that time
+    /// again.
+    may_wait: bool,
 }
 
 /// All schedules.
@@ -97,6 +100,7 @@ impl SeenSchedules {
             runs: Vec::new(),
             checked: 0,
             is_irregular: false,
+            may_wait: false,
         };
         let schedules = schedules.iter().map(seen).collect();
         Self { schedules, latest_ms: 0, repeats_until_ms: 0, is_faulty: false, is_unknown: false }
@@ -153,6 +157,11 @@ impl SeenSchedules {
             self.repeats_until_ms = self.latest_ms;
             self.schedules.iter_mut().for_each(|seen| seen.is_irregular = true);
         }
+    }
+
+    /// The broker starts with a clock that was set back while it was down, or before.
+    pub(super) fn started_earlier(&mut self) {
+        self.schedules.iter_mut().for_each(|seen| seen.may_wait = true);
     }
 
     /// The disk may have lost anything without a trace.
@@ -314,7 +323,7 @@ impl SeenSchedule {
 
     /// Whether it does not run although it exists. A calm lasts longer than any interval.
     fn standstill(&self, now: Micros) -> Option<String> {
-        if self.phase != Phase::Present || !self.open.is_empty() {
+        if self.phase != Phase::Present || !self.open.is_empty() || self.may_wait {
             return None;
         }
         let at = self.runs.iter().map(|run| run.at).max().unwrap_or_default();
