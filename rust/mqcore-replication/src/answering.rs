@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 use crate::copying::send_copy;
 use crate::input::Input;
 use crate::transport::{
-    ConnectionKind, GREETING, MESSAGE, MemberCredentials, invalid, read_frame, write_frame,
+    ConnectionKind, GREETING, MESSAGE, MemberCredentials, end_if_unanswered, invalid, read_frame, write_frame,
 };
 
 /// Strangers that have not proved who they are.
@@ -50,7 +50,9 @@ pub(crate) async fn accept(
 }
 
 async fn serve(mut stream: TcpStream, node: u32, kind: ConnectionKind, member: Sender<Input>) {
+    // Without these, the connection works too.
     let _ = stream.set_nodelay(true);
+    let _ = end_if_unanswered(&stream);
     let ended = match kind {
         ConnectionKind::Messages => receive(&mut stream, node, &member).await,
         ConnectionKind::Copy => send_copy(stream, node, member).await,

@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Sender;
+use std::time::Duration;
 
 use mqcore_journal::storage::directory::sync_directory;
 use mqcore_journal::storage::private::{create_private_directory, private_options};
@@ -22,6 +23,8 @@ use crate::transport::{ConnectionKind, MemberCredentials, connect, read_frame, w
 
 /// Bytes of a file in one frame.
 const PIECE_BYTES: usize = 1 << 20;
+/// Time for the next part of a copy.
+const PATIENCE: Duration = Duration::from_secs(30);
 const BEGIN: u8 = 1;
 const FILE: u8 = 2;
 const PIECE: u8 = 3;
@@ -78,7 +81,8 @@ pub(crate) async fn receive_copy(
     let mut current: Option<(PathBuf, File)> = None;
     let mut directories = BTreeSet::from([root.to_path_buf()]);
     loop {
-        let frame = read_frame(&mut stream).await?;
+        // A source that pauses or is cut off would keep this node waiting.
+        let frame = tokio::time::timeout(PATIENCE, read_frame(&mut stream)).await??;
         let (kind, content) = frame.split_first().ok_or(io::ErrorKind::InvalidData)?;
         if *kind != PIECE
             && let Some((_, file)) = current.take()

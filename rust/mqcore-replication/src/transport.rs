@@ -31,6 +31,9 @@ const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
 /// Time between attempts to reach a member.
 const CONNECT_PAUSE: Duration = Duration::from_millis(200);
 const CONNECT_TIME: Duration = Duration::from_secs(3);
+/// Time after which a connection ends whose bytes nothing acknowledges.
+#[cfg(target_os = "linux")]
+const UNANSWERED_MAX: Duration = Duration::from_secs(3);
 /// Time between two greetings on a connection.
 const GREETING_INTERVAL: Duration = Duration::from_millis(500);
 /// Messages that wait for a member. The algorithm repeats what is lost.
@@ -312,5 +315,18 @@ impl Peer {
 pub async fn connect(address: &str) -> io::Result<TcpStream> {
     let stream = tokio::time::timeout(CONNECT_TIME, TcpStream::connect(address)).await??;
     stream.set_nodelay(true)?;
+    end_if_unanswered(&stream)?;
     Ok(stream)
+}
+
+/// Ends the connection if the other side does not acknowledge for a while. TCP would try for many minutes, with longer and
+/// longer pauses, and use them up even after the network is back.
+#[cfg(target_os = "linux")]
+pub(crate) fn end_if_unanswered(stream: &TcpStream) -> io::Result<()> {
+    Ok(rustix::net::sockopt::set_tcp_user_timeout(stream, UNANSWERED_MAX.as_millis() as u32)?)
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn end_if_unanswered(_: &TcpStream) -> io::Result<()> {
+    Ok(())
 }
