@@ -156,6 +156,21 @@ def test_a_node_whose_log_is_damaged_joins_anew(cluster: Cluster) -> None:
     assert take(damaged, 300) == list(range(300))
 
 
+def test_a_node_whose_log_is_missing_joins_anew(cluster: Cluster) -> None:
+    publish(cluster.leader(), range(50))
+    lost = cluster.followers()[0]
+    lost.kill()
+    # It may have voted, and acknowledged entries. The rest of its directory is as it was.
+    shutil.rmtree(lost.data_dir / "consensus" / "log")
+    lost.start()
+    cluster.wait_until_all_follow()
+    status = cluster.leader().status()
+    assert status is not None
+    assert f"{lost.number}.0" not in {replica.replica for replica in status.replicas}
+    cluster.leader().kill()
+    assert take(lost, 50) == list(range(50))
+
+
 def test_two_of_five_nodes_may_fail(tmp_path: Path) -> None:
     with running_cluster(tmp_path, nodes=5) as cluster:
         publish(cluster.leader(), range(100))

@@ -324,7 +324,12 @@ fn write_all_at(mut file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
 pub fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");
-    let mut file = private_options().create(true).truncate(true).write(true).open(&temporary)?;
+    // A file left by a process that died, or a link that another user has put there.
+    match fs::remove_file(&temporary) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = private_options().create_new(true).write(true).open(&temporary)?;
     file.write_all(content)?;
     file.sync_all()?;
     fs::rename(&temporary, path)?;

@@ -36,6 +36,9 @@ pub struct MemberIdentity {
     pub birth: u64,
     /// The generation of the replica; `None`: it belongs to no group yet.
     pub generation: Option<u32>,
+    /// Its log has had entries. If it has none later, it was lost, and with it what the replica has promised.
+    #[serde(default)]
+    pub has_log: bool,
     /// The births of the first members of the group. Empty: not known.
     pub births: BTreeMap<u32, u64>,
     /// The files are being copied from another member and are not complete.
@@ -126,6 +129,7 @@ impl MemberIdentity {
             node,
             birth: crate::transport::random_u64(),
             generation: None,
+            has_log: false,
             births: BTreeMap::new(),
             is_copying: false,
         };

@@ -2,6 +2,6 @@
 
 pub use crate::eventmq::board::{Cancellation, JobBoard, RunningJob};
 pub use crate::eventmq::ledger::{
-    EndedJob, Flow, FlowStep, HearsEnd, JobEnd, JobLedger, LedgerRequest, STEPS_MAX, cancelled_result,
+    EndReceiver, EndedJob, Flow, FlowStep, JobEnd, JobLedger, LedgerRequest, STEPS_MAX, cancelled_result,
     failed_answer, step_message,
 };

@@ -67,6 +67,7 @@ mod tests {
             node,
             birth,
             generation: None,
+            has_log: false,
             births: BTreeMap::new(),
             is_copying: false,
         }

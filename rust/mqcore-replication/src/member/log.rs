@@ -88,6 +88,7 @@ impl ReplicatedLog for MemberLog {
     fn install(&mut self, snapshot: &LogSnapshot) -> Result<(), LogError> {
         let mut identity = self.identity.borrow_mut();
         identity.is_copying = true;
+        identity.has_log = true;
         identity.save(&self.root)?;
         Ok(self.journal.install(snapshot)?)
     }

@@ -73,6 +73,8 @@ enum Failure {
     Open(#[from] OpenError),
     #[error("{0}")]
     Start(#[from] ReplicaStartError),
+    #[error("the log of this node is missing")]
+    NoLog,
     #[error(
         "nodes {0:?} have data of brokers without a cluster; keep it on one of them, and move the other data directories away"
     )]
@@ -143,8 +145,8 @@ impl MemberThread {
             match self.found_and_work(inputs) {
                 Ok(()) => return,
                 Err(Failure::Open(error @ OpenError::Damaged(_))) => self.begin_anew(&error.to_string()),
-                Err(Failure::Start(error @ ReplicaStartError::LogLost { .. })) => {
-                    self.begin_anew(&error.to_string())
+                Err(error @ (Failure::NoLog | Failure::Start(ReplicaStartError::LogLost { .. }))) => {
+                    self.begin_anew(&error.to_string());
                 }
                 Err(Failure::Replica(error @ ReplicaError::LogLost { .. })) => {
                     // The broker of an old leader cannot continue; the next start joins anew.
@@ -165,10 +167,8 @@ impl MemberThread {
         );
         let status = MemberStatus { failure: Some(failure), ..self.status_without_group() };
         self.parts.shared.show(status);
-        if self.parts.shared.is_taken() {
-            // The broker would wait for ever, and must not confirm anything.
-            restart(&self.parts.options.restart);
-        }
+        // The broker would wait for ever, and must not confirm anything.
+        self.lose_leadership("this node of the cluster has failed");
     }
 
     fn begin_anew(&mut self, why: &str) {
@@ -249,9 +249,17 @@ impl MemberThread {
         let identity = Rc::new(RefCell::new(self.identity.clone()));
         let mut log = MemberLog::open(&self.parts.options.data_dir, &identity)?;
         let id = self.identity.replica().unwrap_or_else(|| unreachable!("the node belongs to a group"));
+        if log.last_index() == 0 && self.identity.has_log {
+            return Err(Failure::NoLog);
+        }
         if log.last_index() == 0 && self.identity.generation == Some(0) {
             let members = GroupMembers::of(self.identity.births.keys().map(|node| ReplicaId::first(*node)));
             log.journal_mut().begin_group(&members).map_err(LogError::from)?;
+        }
+        if log.last_index() > 0 && !self.identity.has_log {
+            self.identity.has_log = true;
+            self.identity.save(&self.parts.options.data_dir)?;
+            *identity.borrow_mut() = self.identity.clone();
         }
         let options = ReplicaOptions { seed: random_u64(), ..ReplicaOptions::default() };
         Ok(Grouped {
@@ -272,9 +280,15 @@ impl MemberThread {
         let mut group = self.open_group()?;
         let tick = self.parts.options.tick;
         let mut next_tick = Instant::now() + tick;
+        let mut told = None;
         loop {
             self.advance(&mut group)?;
-            self.tell(&mut group);
+            // Others hear changes at once, and the rest with each tick: it would cost each batch of the broker.
+            let news = (group.led, group.replica.role(), group.copying);
+            if told != Some(news) {
+                told = Some(news);
+                self.tell(&mut group);
+            }
             let patience = next_tick.saturating_duration_since(Instant::now());
             match inputs.recv_timeout(patience) {
                 Ok(input) => {
@@ -291,6 +305,7 @@ impl MemberThread {
                 next_tick = Instant::now() + tick;
                 group.replica.tick();
                 self.each_tick(&mut group)?;
+                told = None;
             }
         }
     }
@@ -343,13 +358,19 @@ impl MemberThread {
                         "this node is too far behind the cluster's log; it gets a copy of all files"
                     );
                     self.identity = group.identity.borrow().clone();
-                    group.copying = Copying::Wanted(Instant::now());
+                    // A copy that runs is complete, too, if it began after this snapshot; `copied` compares.
+                    if group.copying != Copying::Runs {
+                        group.copying = Copying::Wanted(Instant::now());
+                    }
                 }
                 for entry in work.committed {
                     self.committed(group, entry)?;
                 }
             }
-            let Some(newest) = newest else { return self.look_after_leadership(group) };
+            let Some(newest) = newest else {
+                self.look_after_leadership(group);
+                return Ok(());
+            };
             if needs_sync {
                 group.replica.log_mut().sync()?;
             }
@@ -404,11 +425,7 @@ impl MemberThread {
         if let Copying::Repeats(complete) = group.copying
             && index >= complete
         {
-            group.copying = Copying::No;
-            self.identity.is_copying = false;
-            self.identity.save(&self.parts.options.data_dir)?;
-            group.identity.borrow_mut().is_copying = false;
-            tracing::info!("the copy of the cluster's files is complete");
+            self.complete_copy(group)?;
         }
         if group.compaction.note(bytes) && group.copying == Copying::No {
             self.sync_files(group)?;
@@ -418,21 +435,18 @@ impl MemberThread {
 
     // ---- Leadership ----------------------------------------------------------------------------------------------------
 
-    fn look_after_leadership(&mut self, group: &mut Grouped) -> Result<(), Failure> {
+    fn look_after_leadership(&self, group: &mut Grouped) {
         let (role, term) = (group.replica.role(), group.replica.term());
         let leads = role == ReplicaRole::Leader;
         match group.led {
             Some(led) if !leads || led != term => {
-                if self.parts.shared.is_taken() {
-                    self.lose_leadership("this node does not lead the cluster any more");
-                }
+                self.lose_leadership("this node does not lead the cluster any more");
                 group.led = None;
             }
             // All entries of earlier leaders are carried out once one of this term is.
             None if leads && group.applied_term == term && group.is_complete() => group.led = Some(term),
             _ => {}
         }
-        Ok(())
     }
 
     /// The broker of this process must not continue.

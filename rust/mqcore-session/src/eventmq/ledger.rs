@@ -59,9 +59,9 @@ impl JobEnd {
 
 /// The receiver of the news that the end of a job is saved. It hears the end that counts, which may be an earlier one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum HearsEnd {
+pub enum EndReceiver {
     /// No client asked for the result.
-    Nobody,
+    Unneeded,
     /// The session of the worker, which then answers the client and settles the job.
     Session(ConnectionId),
     /// The client with this id: no session has the job any more.
@@ -72,7 +72,7 @@ pub enum HearsEnd {
 #[derive(Debug, Clone)]
 pub struct EndedJob {
     /// The receiver of the news that it is saved.
-    pub hears: HearsEnd,
+    pub receiver: EndReceiver,
     /// The queue that it was delivered from.
     pub queue: QueueAddress,
     /// Its id, with its result as the body.

@@ -9,7 +9,7 @@ use mqcore_broker::model::effect::{Event, JobNotice};
 use mqcore_broker::model::id::{ConnectionId, QueueAddress, RequestId};
 use mqcore_broker::model::message::{Message, Properties};
 use mqcore_broker::model::transfer::{MOVED_AT_ONCE_MAX, MoveMessages, MoveTarget};
-use mqcore_session::jobs::{EndedJob, HearsEnd, JobBoard, JobEnd, JobLedger, LedgerRequest};
+use mqcore_session::jobs::{EndReceiver, EndedJob, JobBoard, JobEnd, JobLedger, LedgerRequest};
 use mqcore_session::session::Session;
 
 use super::World;
@@ -70,15 +70,15 @@ impl World {
     /// The ledger confirms an end, as the schedules of the server do.
     fn confirm(&mut self, job: EndedJob) {
         let mut effects = VecDeque::new();
-        match job.hears {
-            HearsEnd::Session(session) => {
+        match job.receiver {
+            EndReceiver::Session(session) => {
                 self.tell(session, Event::Job(Box::new(JobNotice::Kept(job.result))));
             }
-            HearsEnd::Client(to) => {
+            EndReceiver::Client(to) => {
                 let home = *self.peers.keys().next().unwrap();
                 self.command(home, vec![Command::Respond { to, message: job.result }], &mut effects);
             }
-            HearsEnd::Nobody => {}
+            EndReceiver::Unneeded => {}
         }
         self.carry_out(&mut effects);
     }
@@ -123,7 +123,10 @@ fn a_job_that_has_ended_does_not_run_again_if_its_worker_is_lost_before_it_is_se
         let other = world.worker("", 1);
         assert!(world.jobs(other).is_empty(), "it has ended");
         let (again, text) = ledger.take().pop().unwrap();
-        assert_eq!((&again.hears, again.end, text.as_str()), (&HearsEnd::Session(other), ended.end, result));
+        assert_eq!(
+            (&again.receiver, again.end, text.as_str()),
+            (&EndReceiver::Session(other), ended.end, result)
+        );
         world.confirm(again);
         assert_eq!(world.results(client), [result]);
         world.request(client, "next", "default", "reply-requested,guarantee");

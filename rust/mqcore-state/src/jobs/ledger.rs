@@ -12,7 +12,7 @@ use mqcore_broker::model::effect::JobNotice;
 use mqcore_broker::model::id::{ConnectionId, QueueAddress};
 use mqcore_broker::model::message::{Message, Properties};
 use mqcore_session::jobs::{
-    EndedJob, Flow, HearsEnd, JobBoard, JobEnd, LedgerRequest, cancelled_result, failed_answer,
+    EndReceiver, EndedJob, Flow, JobBoard, JobEnd, LedgerRequest, cancelled_result, failed_answer,
 };
 use serde_json::json;
 use serde_json::value::RawValue;
@@ -184,7 +184,7 @@ impl Ledger {
 
     /// A job has ended.
     pub(crate) fn ended(&mut self, job: EndedJob, next: &mut u64, now_ms: u64) {
-        let EndedJob { hears, queue, result, end, ttl_ms } = job;
+        let EndedJob { receiver, queue, result, end, ttl_ms } = job;
         let saved = SavedResult {
             id: result.id().into(),
             queue,
@@ -195,10 +195,10 @@ impl Ledger {
         let counts = self.record(saved, next, now_ms);
         let earlier = if counts { None } else { self.results.get(result.id()) };
         let result = earlier.map_or(result, |kept| result_message(&kept.result));
-        match hears {
-            HearsEnd::Nobody => {}
-            HearsEnd::Session(session) => self.notices.push((session, JobNotice::Kept(result))),
-            HearsEnd::Client(client) => self.answers.push((client, result)),
+        match receiver {
+            EndReceiver::Unneeded => {}
+            EndReceiver::Session(session) => self.notices.push((session, JobNotice::Kept(result))),
+            EndReceiver::Client(client) => self.answers.push((client, result)),
         }
     }
 

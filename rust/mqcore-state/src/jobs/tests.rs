@@ -7,7 +7,7 @@ use mqcore_broker::model::effect::JobNotice;
 use mqcore_broker::model::id::{ConnectionId, QueueAddress};
 use mqcore_broker::model::message::{Message, Properties};
 use mqcore_session::jobs::{
-    Cancellation, EndedJob, Flow, FlowStep, HearsEnd, JobBoard, JobEnd, LedgerRequest,
+    Cancellation, EndReceiver, EndedJob, Flow, FlowStep, JobBoard, JobEnd, LedgerRequest,
 };
 
 use super::ledger::{CANCELLED_MS, Change, Ledger, RESULTS_MAX};
@@ -89,7 +89,8 @@ impl Kept {
 
     fn ended(&mut self, id: &str, result: &str, end: JobEnd) {
         let result = Message::from_parts(id.as_bytes(), b"", result.as_bytes(), Properties::default(), None);
-        let job = EndedJob { hears: HearsEnd::Session(ASKER), queue: queue(), result, end, ttl_ms: 60_000 };
+        let job =
+            EndedJob { receiver: EndReceiver::Session(ASKER), queue: queue(), result, end, ttl_ms: 60_000 };
         self.ledger.ended(job, &mut self.next, NOW);
         let kept = self.ledger.notices.drain(..).any(|(_, notice)| matches!(notice, JobNotice::Kept(_)));
         assert!(kept, "the ledger confirms it even if it knew the end");
@@ -229,7 +230,13 @@ fn waiting_clients_receive_results_which_expire_in_time() {
     kept.ledger.request(ASKER, LedgerRequest::Await { job: (*b"a").into() }, &mut kept.next, NOW);
     assert!(kept.ledger.notices.is_empty());
     let result = Message::from_parts(b"a", b"", b"{}", Properties::default(), None);
-    let job = EndedJob { hears: HearsEnd::Nobody, queue: queue(), result, end: JobEnd::Done, ttl_ms: 60_000 };
+    let job = EndedJob {
+        receiver: EndReceiver::Unneeded,
+        queue: queue(),
+        result,
+        end: JobEnd::Done,
+        ttl_ms: 60_000,
+    };
     kept.ledger.ended(job, &mut kept.next, NOW);
     let told = kept.ledger.notices.pop().unwrap();
     assert!(
@@ -249,7 +256,13 @@ fn an_end_that_was_never_settled_is_forgotten_with_its_result() {
     let (mut kept, board) = (Kept::default(), Arc::new(JobBoard::default()));
     kept.ledger.share(&board);
     let result = Message::from_parts(b"a", b"", b"{}", Properties::default(), None);
-    let job = EndedJob { hears: HearsEnd::Nobody, queue: queue(), result, end: JobEnd::Done, ttl_ms: 60_000 };
+    let job = EndedJob {
+        receiver: EndReceiver::Unneeded,
+        queue: queue(),
+        result,
+        end: JobEnd::Done,
+        ttl_ms: 60_000,
+    };
     board.ended(&job);
     kept.ledger.ended(job, &mut kept.next, NOW);
     kept.ledger.expire(NOW + 59_999);
@@ -286,7 +299,7 @@ fn the_session_of_a_job_hears_of_the_end_that_counts() {
     kept.cancel("a");
     let result = Message::from_parts(b"a", b"", b"true", Properties::default(), None);
     let job = EndedJob {
-        hears: HearsEnd::Session(ASKER),
+        receiver: EndReceiver::Session(ASKER),
         queue: queue(),
         result,
         end: JobEnd::Done,
@@ -330,7 +343,8 @@ fn the_results_that_expire_first_make_room_for_others() {
         let id = number.to_string();
         let result = Message::from_parts(id.as_bytes(), b"", b"{}", Properties::default(), None);
         let ttl_ms = if number == 1 { 1_000 } else { 60_000 };
-        let job = EndedJob { hears: HearsEnd::Nobody, queue: queue(), result, end: JobEnd::Done, ttl_ms };
+        let job =
+            EndedJob { receiver: EndReceiver::Unneeded, queue: queue(), result, end: JobEnd::Done, ttl_ms };
         kept.ledger.ended(job, &mut kept.next, NOW);
     }
     assert_eq!(kept.ledger.results(), RESULTS_MAX);

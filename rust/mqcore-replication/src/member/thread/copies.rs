@@ -56,12 +56,17 @@ impl MemberThread {
         }
         if copied.complete <= copied.begun && group.copying != Copying::No {
             // Nothing has to be repeated.
-            group.copying = Copying::No;
-            self.identity.is_copying = false;
-            self.identity.save(&self.parts.options.data_dir)?;
-            group.identity.borrow_mut().is_copying = false;
-            tracing::info!("the copy of the cluster's files is complete");
+            self.complete_copy(group)?;
         }
+        Ok(())
+    }
+
+    pub(super) fn complete_copy(&mut self, group: &mut Grouped) -> Result<(), Failure> {
+        group.copying = Copying::No;
+        self.identity.is_copying = false;
+        self.identity.save(&self.parts.options.data_dir)?;
+        group.identity.borrow_mut().is_copying = false;
+        tracing::info!("the copy of the cluster's files is complete");
         Ok(())
     }
 

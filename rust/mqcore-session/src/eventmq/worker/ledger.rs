@@ -12,7 +12,7 @@ use super::answers::{cancelled_job, client_of, ended_job, lost_result, settlemen
 use super::{Results, Running, Work};
 use crate::eventmq::board::Cancellation;
 use crate::eventmq::job::{DeliveredJob, JobOutcome};
-use crate::eventmq::ledger::{EndedJob, HearsEnd, JobEnd};
+use crate::eventmq::ledger::{EndReceiver, EndedJob, JobEnd};
 
 /// Delay before a job is delivered again whose cancellation is not saved yet.
 const CANCELLING_PAUSE: Duration = Duration::from_millis(50);
@@ -69,8 +69,13 @@ impl Work {
         let outcome = if outcome == JobOutcome::Done { JobOutcome::of(body, timed) } else { outcome };
         let end = if outcome == JobOutcome::Done { JobEnd::Done } else { JobEnd::Failed };
         let result = Message::from_parts(id, b"", body, Properties::default(), None);
-        let ended =
-            EndedJob { hears: HearsEnd::Session(asker), queue: served.address.clone(), result, end, ttl_ms };
+        let ended = EndedJob {
+            receiver: EndReceiver::Session(asker),
+            queue: served.address.clone(),
+            result,
+            end,
+            ttl_ms,
+        };
         ledger.board().ended(&ended);
         ledger.ended(ended);
         true
@@ -97,7 +102,7 @@ impl Work {
         let Some(ended) = ledger.board().end_of(id, &deliver.queue) else { return false };
         let client = client_of(deliver, handed.wishes).map(Box::from);
         self.remember(id.clone(), deliver, client, Results::Recorded, now);
-        ledger.ended(EndedJob { hears: HearsEnd::Session(self.registration.peer.connection), ..ended });
+        ledger.ended(EndedJob { receiver: EndReceiver::Session(self.registration.peer.connection), ..ended });
         true
     }
 
@@ -123,8 +128,8 @@ impl Work {
             return commands.extend(client.map(|client| ended_job(client, id, failure.as_bytes())));
         };
         let result = Message::from_parts(id, b"", failure.as_bytes(), Properties::default(), None);
-        let hears = hears_end(client);
-        ledger.ended(EndedJob { hears, queue: queue.clone(), result, end: JobEnd::Failed, ttl_ms });
+        let receiver = end_receiver(client);
+        ledger.ended(EndedJob { receiver, queue: queue.clone(), result, end: JobEnd::Failed, ttl_ms });
     }
 
     /// The connection of the worker of a job ends, and no other worker gets the job: it is lost, or has ended before.
@@ -141,7 +146,7 @@ impl Work {
             && let Some(ended) = ledger.board().end_of(id, queue)
         {
             ledger.board().settled(id);
-            return ledger.ended(EndedJob { hears: hears_end(client), ..ended });
+            return ledger.ended(EndedJob { receiver: end_receiver(client), ..ended });
         }
         self.fail(id, (queue, running.ttl_ms), client, &lost_result(), commands);
     }
@@ -172,6 +177,6 @@ impl Work {
     }
 }
 
-fn hears_end(client: Option<&str>) -> HearsEnd {
-    client.map_or(HearsEnd::Nobody, |client| HearsEnd::Client(client.into()))
+fn end_receiver(client: Option<&str>) -> EndReceiver {
+    client.map_or(EndReceiver::Unneeded, |client| EndReceiver::Client(client.into()))
 }
