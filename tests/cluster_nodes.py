@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +111,12 @@ class Cluster:
     ) -> None:
         width = 12
         ports = free_ports(nodes * (width + 2))
-        self.nodes = []
-        members = member_ports or {number: ports[(number - 1) * (width + 2)] for number in range(1, nodes + 1)}
+        self.all_nodes = []
+        self._members = member_ports or {number: ports[(number - 1) * (width + 2)] for number in range(1, nodes + 1)}
+        self._addresses = peer_addresses or {}
+        # Without a cluster, the configuration is that of one broker.
+        self._header = HEADER if is_cluster else HEADER.partition("[cluster]")[0]
+        self._options = {"shards": shards, "handler": handler, "election": election, "secret": SECRET}
         for number in range(1, nodes + 1):
             first = (number - 1) * (width + 2)
             own = iter(ports[first + 2 : first + 2 + width])
@@ -124,30 +128,30 @@ class Cluster:
                     roles = ("frontend", "admin", "publish", "subscribe")
                     url += "?" + "&".join(f"{role}={next(own)}" for role in roles)
                 listeners.append(url)
-            node = ClusterNode(directory, number, members[number], listeners, ports[first + 1])
-            addresses = peer_addresses or {}
+            self.all_nodes.append(ClusterNode(directory, number, self._members[number], listeners, ports[first + 1]))
+        self.consist_of(range(1, nodes + 1))
+
+    def consist_of(self, numbers: Iterable[int]) -> None:
+        """Write the configurations of a cluster of these nodes. Nodes that run read them when they start again."""
+        chosen = set(numbers)
+        self.nodes = [node for node in self.all_nodes if node.number in chosen]
+        for node in self.nodes:
             peers = [
-                f"{peer}={addresses.get((number, peer), f'127.0.0.1:{port}')}"
-                for peer, port in members.items()
-                if peer != number
+                f"{peer}={self._addresses.get((node.number, peer), f'127.0.0.1:{port}')}"
+                for peer, port in self._members.items()
+                if peer in chosen and peer != node.number
             ]
-            # Without a cluster, the configuration is that of one broker.
-            header = HEADER if is_cluster else HEADER.partition("[cluster]")[0]
             node.config.write_text(
-                header.format(
-                    listen=listeners,
-                    admin=ports[first + 1],
+                self._header.format(
+                    listen=node.listeners,
+                    admin=node.admin.rpartition(":")[2],
                     data_dir=node.data_dir,
-                    shards=shards,
-                    handler=handler,
-                    node=number,
-                    member=members[number],
+                    node=node.number,
+                    member=self._members[node.number],
                     peers=peers,
-                    secret=SECRET,
-                    election=election,
+                    **self._options,
                 )
             )
-            self.nodes.append(node)
 
     def start(self) -> None:
         for node in self.nodes:
@@ -201,7 +205,7 @@ class Cluster:
                 print(f"--- node {node.number}: {node.status()}\n{node.log.read_text()[-6000:]}")
 
     def close(self) -> None:
-        for node in self.nodes:
+        for node in self.all_nodes:
             if node.process is not None:
                 with contextlib.suppress(ProcessLookupError):
                     node.process.send_signal(signal.SIGCONT)

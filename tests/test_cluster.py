@@ -114,6 +114,39 @@ def test_a_leader_that_was_stopped_follows_when_it_continues(cluster: Cluster) -
     assert take(leader, 20) == list(range(20))
 
 
+def test_a_node_that_lost_its_directory_joins_nodes_that_just_start(cluster: Cluster) -> None:
+    publish(cluster.leader(), range(50))
+    for attempt in range(3):
+        lost = cluster.followers()[0]
+        for node in cluster.nodes:
+            node.kill()
+        shutil.rmtree(lost.data_dir)
+        # It meets the others before they have opened their logs.
+        cluster.start()
+        cluster.wait_until_all_follow()
+        status = cluster.leader().status()
+        assert status is not None
+        replicas = {replica.node: replica.replica for replica in status.replicas}
+        assert replicas[lost.number] != f"{lost.number}.0", f"attempt {attempt}: it may have voted under this id"
+    assert take(cluster.leader(), 50) == list(range(50))
+
+
+def test_all_nodes_are_replaced_one_after_the_other_and_twice(cluster: Cluster) -> None:
+    publish(cluster.leader(), range(50))
+    for number in (0, 1, 2, 0):
+        node = cluster.nodes[number]
+        node.kill()
+        shutil.rmtree(node.data_dir)
+        cluster.leader()
+        node.start()
+        cluster.wait_until_all_follow()
+    status = cluster.leader().status()
+    assert status is not None
+    # Their first ids may have voted.
+    assert not [replica.replica for replica in status.replicas if replica.replica.endswith(".0")]
+    assert take(cluster.leader(), 50) == list(range(50))
+
+
 def test_a_node_that_lost_its_directory_gets_a_copy(cluster: Cluster) -> None:
     publish(cluster.leader(), range(500))
     lost = cluster.followers()[0]

@@ -69,8 +69,9 @@ async fn receive(stream: &mut TcpStream, node: u32, member: &Sender<Input>) -> i
         let input = match frame.first() {
             Some(&GREETING) => Input::Greeting(node, Box::new(serde_json::from_slice(&frame[1..])?)),
             Some(&MESSAGE) => {
-                let message = ReplicaMessage::decode(&frame.slice(1..)).map_err(io::Error::other)?;
-                Input::Message(Box::new(message))
+                let group = frame[1..].first_chunk().ok_or_else(|| invalid("a message is too short"))?;
+                let message = ReplicaMessage::decode(&frame.slice(9..)).map_err(io::Error::other)?;
+                Input::Message(u64::from_le_bytes(*group), Box::new(message))
             }
             _ => return Err(invalid("unknown frame")),
         };

@@ -1,8 +1,8 @@
 //! The identity of a member: which replica of which group a data directory belongs to.
 //!
 //! A replica that lost data must not return under its old id, because it may have voted or acknowledged entries. So a directory
-//! says by itself what it is: it gets a random *birth* when it is empty, and the group remembers the births of its first
-//! members. A node that finds a group which does not know its birth has lost its directory, and joins under a new id.
+//! says by itself what it is: it gets a random *incarnation* when it is empty. The incarnations of the first nodes identify the
+//! group. A node that finds a group which does not know its incarnation has lost its directory, and joins under a new id.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,6 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use mqcore_consensus::membership::ReplicaId;
 use mqcore_journal::storage::private::create_private_directory;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
 use crate::applier::replace_file;
 
@@ -33,14 +34,15 @@ pub struct MemberIdentity {
     /// The node.
     pub node: u32,
     /// Random; distinguishes this directory from an earlier one of the node.
-    pub birth: u64,
+    pub incarnation: u64,
     /// The generation of the replica; `None`: it belongs to no group yet.
     pub generation: Option<u32>,
     /// Its log has had entries. If it has none later, it was lost, and with it what the replica has promised.
     #[serde(default)]
     pub has_log: bool,
-    /// The births of the first members of the group. Empty: not known.
-    pub births: BTreeMap<u32, u64>,
+    /// The first nodes of the group, and the incarnations of their directories. No other group has the same. Empty: it belongs
+    /// to no group yet.
+    pub founders: BTreeMap<u32, u64>,
     /// The files are being copied from another member and are not complete.
     pub is_copying: bool,
 }
@@ -127,10 +129,10 @@ impl MemberIdentity {
         let identity = Self {
             cluster: cluster.to_owned(),
             node,
-            birth: crate::transport::random_u64(),
+            incarnation: crate::transport::random_u64(),
             generation: None,
             has_log: false,
-            births: BTreeMap::new(),
+            founders: BTreeMap::new(),
             is_copying: false,
         };
         identity.save(root)?;
@@ -153,7 +155,7 @@ impl MemberIdentity {
     /// # Errors
     /// [`MemberIdentityError::Io`].
     pub fn replace(self, root: &Path) -> Result<Self, MemberIdentityError> {
-        let aside = root.join(REPLACED).join(format!("{:016x}", self.birth));
+        let aside = root.join(REPLACED).join(format!("{:016x}", self.incarnation));
         let io = |path: &Path| {
             let path = path.to_path_buf();
             move |source| MemberIdentityError::Io { path, source }
@@ -177,6 +179,17 @@ impl MemberIdentity {
     #[must_use]
     pub fn replica(&self) -> Option<ReplicaId> {
         ReplicaId::from_number(u64::from(self.generation?) << 32 | u64::from(self.node))
+    }
+
+    /// The number of the group in messages: replicas of different groups may have the same ids, and must not hear each other.
+    #[must_use]
+    pub fn group(&self) -> u64 {
+        let mut hash = Sha256::new();
+        for (node, incarnation) in &self.founders {
+            hash.update(node.to_le_bytes());
+            hash.update(incarnation.to_le_bytes());
+        }
+        hash.finalize().first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
     }
 
     /// A generation that the node has not had, if the group knows it under these.

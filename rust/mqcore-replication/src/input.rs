@@ -13,12 +13,12 @@ use crate::status::MemberStatus;
 /// A member's description of itself, for the others.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemberGreeting {
-    /// The birth of its directory.
-    pub birth: u64,
+    /// The incarnation of its directory.
+    pub incarnation: u64,
     /// The number of its replica's id; `None`: it belongs to no group yet.
     pub replica: Option<u64>,
-    /// The births of the first members of its group.
-    pub births: BTreeMap<u32, u64>,
+    /// The first nodes of its group, and the incarnations of their directories. No other group has the same.
+    pub founders: BTreeMap<u32, u64>,
     /// It has data of a broker without a cluster.
     pub has_data: bool,
     /// The numbers of all replicas that its group knows.
@@ -46,7 +46,8 @@ pub struct Copied {
 pub(crate) enum Input {
     /// The broker has operations to propose.
     Proposals,
-    Message(Box<ReplicaMessage>),
+    /// A message of a replica of this group.
+    Message(u64, Box<ReplicaMessage>),
     Greeting(u32, Box<MemberGreeting>),
     /// A new member wants a copy of the files.
     OpenFiles(oneshot::Sender<io::Result<OpenedFiles>>),

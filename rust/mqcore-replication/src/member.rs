@@ -20,7 +20,7 @@ use tokio::sync::watch;
 
 use crate::answering;
 use crate::identity::{MemberIdentity, MemberIdentityError};
-use crate::input::{Input, MemberGreeting};
+use crate::input::Input;
 use crate::relay::{Relay, RelayListener};
 use crate::replicator::Replicator;
 use crate::status::{MemberRole, MemberStatus};
@@ -162,9 +162,7 @@ impl Member {
             secret: options.secret.clone(),
         });
         runtime.spawn(answering::accept(listener, Arc::clone(&credentials), inputs.clone()));
-        let greeting =
-            MemberGreeting { birth: identity.birth, version: version(), ..MemberGreeting::default() };
-        let network = Network::start(runtime.handle(), &credentials, &options.peers, greeting);
+        let network = Network::start(runtime.handle(), &credentials, &options.peers);
         let replicator = Replicator::new(&root, inputs.clone());
         let shared = Arc::new(Shared::default());
         let (leader, leaders) = watch::channel(None);

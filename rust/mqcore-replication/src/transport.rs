@@ -1,7 +1,7 @@
 //! Authenticated connections between the members of a cluster.
 //!
 //! ```text
-//! caller:   "MQCL" 1, kind, node (u32), length of cluster (u8), cluster, 32 random bytes
+//! caller:   "MQCL" 2, kind, node (u32), length of cluster (u8), cluster, 32 random bytes
 //! answerer: node (u32), 32 random bytes, HMAC("answer", all of the above)
 //! caller:   HMAC("call", all of the above)
 //! ```
@@ -11,7 +11,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -24,7 +24,7 @@ use tokio::sync::mpsc;
 
 use crate::input::MemberGreeting;
 
-const MAGIC: &[u8; 5] = b"MQCL\x01";
+const MAGIC: &[u8; 5] = b"MQCL\x02";
 /// Frames are entries of one operation, several of them in a message, or parts of files.
 const FRAME_BYTES_MAX: u32 = 64 << 20;
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
@@ -39,7 +39,7 @@ const GREETING_INTERVAL: Duration = Duration::from_millis(500);
 /// Messages that wait for a member. The algorithm repeats what is lost.
 const QUEUE_MAX: usize = 4096;
 
-/// Kinds of frames: a [`MemberGreeting`], or a message of a replica.
+/// Kinds of frames: a [`MemberGreeting`], or a group (u64) and a message of a replica.
 pub(crate) const GREETING: u8 = 1;
 pub(crate) const MESSAGE: u8 = 2;
 
@@ -209,23 +209,24 @@ pub async fn read_frame(stream: &mut (impl AsyncReadExt + Unpin)) -> io::Result<
 #[derive(Debug)]
 pub(crate) struct Network {
     peers: BTreeMap<u32, mpsc::Sender<Vec<u8>>>,
-    greeting: Arc<RwLock<MemberGreeting>>,
+    greeting: Arc<RwLock<Option<MemberGreeting>>>,
 }
 
 impl Network {
-    /// Connects to all peers, now and whenever a connection ends.
+    /// Connects to all peers, now and whenever a connection ends. Others hear nothing about this member before
+    /// [`Self::introduce`]: a node that takes it for one without a group would begin a second one with it.
     pub(crate) fn start(
         runtime: &tokio::runtime::Handle,
         credentials: &Arc<MemberCredentials>,
         peers: &BTreeMap<u32, String>,
-        greeting: MemberGreeting,
     ) -> Self {
-        let greeting = Arc::new(RwLock::new(greeting));
+        let greeting = Arc::default();
         let peers = peers
             .iter()
             .map(|(node, address)| {
                 let (sender, queue) = mpsc::channel(QUEUE_MAX);
-                let peer = Peer { node: *node, address: address.clone(), greeting: Arc::clone(&greeting) };
+                let greeting = Arc::clone(&greeting);
+                let peer = Peer { node: *node, address: address.clone(), greeting };
                 runtime.spawn(peer.keep_connected(Arc::clone(credentials), queue));
                 (*node, sender)
             })
@@ -233,24 +234,25 @@ impl Network {
         Self { peers, greeting }
     }
 
-    /// Sends a message to its receiver's node. If the queue is full it is lost, and the algorithm repeats it.
-    pub(crate) fn send(&self, message: &ReplicaMessage) {
+    /// Sends a message of a group to its receiver's node. If the queue is full it is lost, and the algorithm repeats it.
+    pub(crate) fn send(&self, group: u64, message: &ReplicaMessage) {
         let Some(queue) = message.to().and_then(|to| self.peers.get(&to.node())) else { return };
         let mut frame = vec![MESSAGE];
+        frame.extend_from_slice(&group.to_le_bytes());
         message.encode(&mut frame);
         let _ = queue.try_send(frame);
     }
 
     /// Sets what this member tells about itself.
     pub(crate) fn introduce(&self, greeting: MemberGreeting) {
-        *self.greeting.write().unwrap_or_else(std::sync::PoisonError::into_inner) = greeting;
+        *self.greeting.write().unwrap_or_else(PoisonError::into_inner) = Some(greeting);
     }
 }
 
 struct Peer {
     node: u32,
     address: String,
-    greeting: Arc<RwLock<MemberGreeting>>,
+    greeting: Arc<RwLock<Option<MemberGreeting>>>,
 }
 
 impl Peer {
@@ -298,8 +300,10 @@ impl Peer {
                     None => return Ok(()),
                 },
                 _ = greet.tick() => {
-                    let greeting = self.greeting.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
-                    write_frame(&mut writing, &[&[GREETING], &serde_json::to_vec(&greeting)?]).await?;
+                    let greeting = self.greeting.read().unwrap_or_else(PoisonError::into_inner).clone();
+                    if let Some(greeting) = greeting {
+                        write_frame(&mut writing, &[&[GREETING], &serde_json::to_vec(&greeting)?]).await?;
+                    }
                 }
                 // The answerer sends nothing: this notices that the connection has ended.
                 _ = reading.read(&mut nothing) => return Err(io::ErrorKind::ConnectionReset.into()),

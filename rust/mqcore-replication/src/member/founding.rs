@@ -12,10 +12,15 @@ use crate::input::MemberGreeting;
 pub(super) enum Founding {
     /// It waits for the nodes that it has not heard.
     Waits(Vec<u32>),
-    /// It begins the group of these births.
+    /// It begins the group of these nodes, with the incarnations of their directories.
     Begins(BTreeMap<u32, u64>),
-    /// It joins an existing group as a new replica of this generation.
-    Joins(u32),
+    /// It joins an existing group as a new replica.
+    Joins {
+        /// The first nodes of the group.
+        founders: BTreeMap<u32, u64>,
+        /// The generation of the new replica.
+        generation: u32,
+    },
     /// Several nodes have data of brokers without a cluster.
     Conflict(Vec<u32>),
 }
@@ -28,15 +33,14 @@ pub(super) fn decide(
     greetings: &BTreeMap<u32, MemberGreeting>,
 ) -> Founding {
     // Any group counts, so that a node that lost its directory never begins a second one.
-    if let Some(group) =
-        greetings.values().find(|greeting| greeting.replica.is_some() && !greeting.births.is_empty())
-    {
-        if group.births.get(&identity.node) == Some(&identity.birth) {
-            return Founding::Begins(group.births.clone());
+    if let Some(group) = greetings.values().find(|greeting| greeting.replica.is_some()) {
+        if group.founders.get(&identity.node) == Some(&identity.incarnation) {
+            return Founding::Begins(group.founders.clone());
         }
         let ids = group.known.iter().filter_map(|number| ReplicaId::from_number(*number));
         let known = ids.filter(|id| id.node() == identity.node).map(|id| (id.to_number() >> 32) as u32);
-        return Founding::Joins(MemberIdentity::next_generation(known));
+        let generation = MemberIdentity::next_generation(known);
+        return Founding::Joins { founders: group.founders.clone(), generation };
     }
     let missing: Vec<u32> = peers.filter(|node| !greetings.contains_key(node)).collect();
     if !missing.is_empty() {
@@ -47,11 +51,11 @@ pub(super) fn decide(
     with_data.extend(has_data.then_some(identity.node));
     match with_data[..] {
         [] => {
-            let births = greetings.iter().map(|(node, greeting)| (*node, greeting.birth));
-            Founding::Begins(births.chain([(identity.node, identity.birth)]).collect())
+            let founders = greetings.iter().map(|(node, greeting)| (*node, greeting.incarnation));
+            Founding::Begins(founders.chain([(identity.node, identity.incarnation)]).collect())
         }
         // The others get copies of its data.
-        [node] if node == identity.node => Founding::Begins([(identity.node, identity.birth)].into()),
+        [node] if node == identity.node => Founding::Begins([(identity.node, identity.incarnation)].into()),
         [node] => Founding::Waits(vec![node]),
         _ => Founding::Conflict(with_data),
     }
@@ -61,26 +65,26 @@ pub(super) fn decide(
 mod tests {
     use super::*;
 
-    fn identity(node: u32, birth: u64) -> MemberIdentity {
+    fn identity(node: u32, incarnation: u64) -> MemberIdentity {
         MemberIdentity {
             cluster: "c".to_owned(),
             node,
-            birth,
+            incarnation,
             generation: None,
             has_log: false,
-            births: BTreeMap::new(),
+            founders: BTreeMap::new(),
             is_copying: false,
         }
     }
 
-    fn empty(birth: u64) -> MemberGreeting {
-        MemberGreeting { birth, ..MemberGreeting::default() }
+    fn empty(incarnation: u64) -> MemberGreeting {
+        MemberGreeting { incarnation, ..MemberGreeting::default() }
     }
 
-    fn grouped(births: &[(u32, u64)], known: &[u64]) -> MemberGreeting {
+    fn grouped(founders: &[(u32, u64)], known: &[u64]) -> MemberGreeting {
         MemberGreeting {
             replica: Some(7),
-            births: births.iter().copied().collect(),
+            founders: founders.iter().copied().collect(),
             known: known.into(),
             ..MemberGreeting::default()
         }
@@ -93,25 +97,25 @@ mod tests {
         let mut greetings = BTreeMap::from([(2, empty(22))]);
         assert_eq!(decide(&me, false, peers.clone(), &greetings), Founding::Waits(vec![3]));
         greetings.insert(3, empty(33));
-        let births = [(1, 11), (2, 22), (3, 33)];
-        assert_eq!(decide(&me, false, peers, &greetings), Founding::Begins(births.into()));
+        let founders = [(1, 11), (2, 22), (3, 33)];
+        assert_eq!(decide(&me, false, peers, &greetings), Founding::Begins(founders.into()));
     }
 
     #[test]
     fn a_node_that_was_there_at_the_beginning_takes_part_in_it() {
-        let births = [(1, 11), (2, 22), (3, 33)];
-        let greetings = BTreeMap::from([(2, grouped(&births, &[1, 2, 3]))]);
+        let founders = [(1, 11), (2, 22), (3, 33)];
+        let greetings = BTreeMap::from([(2, grouped(&founders, &[1, 2, 3]))]);
         let decided = decide(&identity(1, 11), false, [2, 3].into_iter(), &greetings);
-        assert_eq!(decided, Founding::Begins(births.into()));
+        assert_eq!(decided, Founding::Begins(founders.into()));
     }
 
     #[test]
     fn a_node_that_lost_its_directory_joins_under_a_new_id() {
-        let births = [(1, 11), (2, 22), (3, 33)];
+        let founders = [(1, 11), (2, 22), (3, 33)];
         let newest = u64::from(u32::MAX - 1) << 32 | 1;
-        let greetings = BTreeMap::from([(2, grouped(&births, &[1, newest, 2, 3]))]);
+        let greetings = BTreeMap::from([(2, grouped(&founders, &[1, newest, 2, 3]))]);
         let decided = decide(&identity(1, 12), false, [2, 3].into_iter(), &greetings);
-        assert_eq!(decided, Founding::Joins(u32::MAX));
+        assert_eq!(decided, Founding::Joins { founders: founders.into(), generation: u32::MAX });
     }
 
     #[test]

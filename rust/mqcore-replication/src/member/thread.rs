@@ -110,6 +110,7 @@ pub(super) struct MemberThread {
 
 /// A member that belongs to a group.
 struct Grouped {
+    number: u64,
     replica: Replica<MemberLog>,
     identity: Rc<RefCell<MemberIdentity>>,
     waiting: VecDeque<Batch>,
@@ -220,19 +221,20 @@ impl MemberThread {
                 }
                 Founding::Waits(_) => {}
                 Founding::Conflict(nodes) => return Err(Failure::Conflict(nodes.clone())),
-                Founding::Begins(births) => {
-                    self.identity.births = births.clone();
+                Founding::Begins(founders) => {
+                    self.identity.founders = founders.clone();
                     self.identity.generation = Some(0);
                     self.identity.save(&self.parts.options.data_dir)?;
-                    tracing::info!(nodes = ?births.keys(), "the cluster begins");
+                    tracing::info!(nodes = ?founders.keys(), "the cluster begins");
                     return Ok(true);
                 }
-                Founding::Joins(generation) => {
+                Founding::Joins { founders, generation } => {
                     if self.has_data {
                         // The files of the cluster replace those of the broker that was here before.
                         self.identity = self.identity.clone().replace(&self.parts.options.data_dir)?;
                         self.has_data = false;
                     }
+                    self.identity.founders = founders.clone();
                     self.identity.generation = Some(*generation);
                     self.identity.save(&self.parts.options.data_dir)?;
                     tracing::info!("joining the cluster with a copy of its files");
@@ -253,7 +255,7 @@ impl MemberThread {
             return Err(Failure::NoLog);
         }
         if log.last_index() == 0 && self.identity.generation == Some(0) {
-            let members = GroupMembers::of(self.identity.births.keys().map(|node| ReplicaId::first(*node)));
+            let members = GroupMembers::of(self.identity.founders.keys().map(|node| ReplicaId::first(*node)));
             log.journal_mut().begin_group(&members).map_err(LogError::from)?;
         }
         if log.last_index() > 0 && !self.identity.has_log {
@@ -263,6 +265,7 @@ impl MemberThread {
         }
         let options = ReplicaOptions { seed: random_u64(), ..ReplicaOptions::default() };
         Ok(Grouped {
+            number: self.identity.group(),
             replica: Replica::start(id, log, options)?,
             identity,
             waiting: VecDeque::new(),
@@ -313,10 +316,9 @@ impl MemberThread {
     fn take(&mut self, group: &mut Grouped, input: Input) -> Result<(), Failure> {
         match input {
             Input::Proposals => {}
-            Input::Message(message) => group.replica.receive(*message)?,
-            Input::Greeting(node, greeting) => {
-                self.greetings.insert(node, (*greeting, Instant::now()));
-            }
+            Input::Message(its, message) if its == group.number => group.replica.receive(*message)?,
+            Input::Message(..) => {}
+            Input::Greeting(node, greeting) => self.greeted(node, *greeting),
             Input::OpenFiles(answer) => {
                 // Only a leader has carried out all that its files show.
                 let opened = if group.led.is_some() {
@@ -343,6 +345,22 @@ impl MemberThread {
         Ok(())
     }
 
+    fn greeted(&mut self, node: u32, greeting: MemberGreeting) {
+        let is_stranger = self.is_stranger(&greeting);
+        let previous = self.greetings.insert(node, (greeting, Instant::now()));
+        if is_stranger && !previous.is_some_and(|(previous, _)| self.is_stranger(&previous)) {
+            tracing::error!(
+                node,
+                "the node belongs to another cluster of this name; remove the data directory of the one to discard"
+            );
+        }
+    }
+
+    /// Whether it belongs to another group.
+    fn is_stranger(&self, greeting: &MemberGreeting) -> bool {
+        greeting.replica.is_some() && greeting.founders != self.identity.founders
+    }
+
     /// Proposes, writes, sends and carries out whatever there is.
     fn advance(&mut self, group: &mut Grouped) -> Result<(), Failure> {
         loop {
@@ -352,7 +370,7 @@ impl MemberThread {
             while let Some(work) = group.replica.poll()? {
                 newest = Some(work.number);
                 needs_sync |= work.needs_sync;
-                work.messages.iter().for_each(|message| self.parts.network.send(message));
+                work.messages.iter().for_each(|message| self.parts.network.send(group.number, message));
                 if work.installed.is_some() {
                     tracing::info!(
                         "this node is too far behind the cluster's log; it gets a copy of all files"
@@ -375,7 +393,7 @@ impl MemberThread {
                 group.replica.log_mut().sync()?;
             }
             for message in group.replica.persisted(newest) {
-                self.parts.network.send(&message);
+                self.parts.network.send(group.number, &message);
             }
         }
     }
@@ -509,6 +527,7 @@ impl MemberThread {
         let mut wanted = BTreeSet::from([group.replica.id()]);
         for node in self.parts.options.peers.keys() {
             let told = self.greetings.get(node).filter(|(_, heard)| heard.elapsed() < SILENCE_MAX);
+            let told = told.filter(|(greeting, _)| !self.is_stranger(greeting));
             let told = told.and_then(|(greeting, _)| ReplicaId::from_number(greeting.replica?));
             wanted.extend(told.or_else(|| known.iter().rev().find(|id| id.node() == *node).copied()));
         }

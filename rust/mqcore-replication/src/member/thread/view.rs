@@ -81,9 +81,9 @@ impl MemberThread {
 
     pub(super) fn greeting(&self, known: &[u64]) -> MemberGreeting {
         MemberGreeting {
-            birth: self.identity.birth,
+            incarnation: self.identity.incarnation,
             replica: self.identity.replica().map(ReplicaId::to_number),
-            births: self.identity.births.clone(),
+            founders: self.identity.founders.clone(),
             has_data: self.has_data,
             known: known.to_vec(),
             is_copying: self.identity.is_copying,
