@@ -9,7 +9,7 @@ import sys
 import urllib.request
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from mqcore import cluster as mq_cluster
 from mqcore import errors
@@ -37,7 +37,13 @@ listen = "127.0.0.1:{member}"
 peers = {peers}
 secret = "{secret}"
 election_timeout = "{election}"
+verify_interval = "{verify}"
+{tls}
 """
+
+
+NodeCertificate: TypeAlias = tuple[str, str, str]
+"""The files of a certificate, its key, and the authorities."""
 
 
 class ClusterNode:
@@ -52,6 +58,8 @@ class ClusterNode:
         self.config = directory / f"node-{number}.toml"
         self.data_dir = directory / f"data-{number}"
         self.log = directory / f"node-{number}.log"
+        self.certificate: NodeCertificate | None = None
+        self.environment: dict[str, str] = {}
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -61,8 +69,9 @@ class ClusterNode:
 
     def start(self) -> None:
         command = [sys.executable, "-m", "mqcore", "serve", "--config", str(self.config)]
+        environment = {**clean_environment(), **self.environment}
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=clean_environment())
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
     def signal(self, number: signal.Signals) -> None:
         assert self.process is not None
@@ -85,7 +94,7 @@ class ClusterNode:
 
     def status(self) -> mq_cluster.NodeStatus | None:
         try:
-            return mq_cluster.status(self.address, secret=SECRET.encode(), name="tests")
+            return mq_cluster.status(self.address, secret=SECRET.encode(), name="tests", tls=self.certificate)
         except errors.ConnectFailed:
             return None
 
@@ -105,6 +114,8 @@ class Cluster:
         protocols: tuple[str, ...] = ("tmqp",),
         handler: str = "at-least-once",
         election: str = "500ms",
+        verify: str = "1d",
+        certificates: dict[int, NodeCertificate] | None = None,
         is_cluster: bool = True,
         member_ports: dict[int, int] | None = None,
         peer_addresses: dict[tuple[int, int], str] | None = None,
@@ -114,9 +125,16 @@ class Cluster:
         self.all_nodes = []
         self._members = member_ports or {number: ports[(number - 1) * (width + 2)] for number in range(1, nodes + 1)}
         self._addresses = peer_addresses or {}
+        self._certificates = certificates or {}
         # Without a cluster, the configuration is that of one broker.
         self._header = HEADER if is_cluster else HEADER.partition("[cluster]")[0]
-        self._options = {"shards": shards, "handler": handler, "election": election, "secret": SECRET}
+        self._options = {
+            "shards": shards,
+            "handler": handler,
+            "election": election,
+            "verify": verify,
+            "secret": SECRET,
+        }
         for number in range(1, nodes + 1):
             first = (number - 1) * (width + 2)
             own = iter(ports[first + 2 : first + 2 + width])
@@ -128,7 +146,9 @@ class Cluster:
                     roles = ("frontend", "admin", "publish", "subscribe")
                     url += "?" + "&".join(f"{role}={next(own)}" for role in roles)
                 listeners.append(url)
-            self.all_nodes.append(ClusterNode(directory, number, self._members[number], listeners, ports[first + 1]))
+            node = ClusterNode(directory, number, self._members[number], listeners, ports[first + 1])
+            node.certificate = self._certificates.get(number)
+            self.all_nodes.append(node)
         self.consist_of(range(1, nodes + 1))
 
     def consist_of(self, numbers: Iterable[int]) -> None:
@@ -149,6 +169,7 @@ class Cluster:
                     node=node.number,
                     member=self._members[node.number],
                     peers=peers,
+                    tls=_tls(node.certificate),
                     **self._options,
                 )
             )
@@ -210,6 +231,11 @@ class Cluster:
                 with contextlib.suppress(ProcessLookupError):
                     node.process.send_signal(signal.SIGCONT)
             node.kill()
+
+
+def _tls(certificate: NodeCertificate | None) -> str:
+    names = ("cert", "key", "ca")
+    return "".join(f'{name} = "{path}"\n' for name, path in zip(names, certificate or (), strict=False))
 
 
 def _leads(node: ClusterNode) -> bool:

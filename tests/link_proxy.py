@@ -11,12 +11,13 @@ import threading
 class LinkProxy:
     """Passes bytes between callers and one address. While it is cut, bytes stay where they are, and nothing notices."""
 
-    def __init__(self, target: tuple[str, int]) -> None:
+    def __init__(self, target: tuple[str, int], *, keeps: bool = False) -> None:
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._open = threading.Event()
         self._open.set()
         self._ends = False
+        self._kept: list[bytes] | None = [] if keeps else None
         self.port = int(self._listener.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -27,6 +28,10 @@ class LinkProxy:
     def mend(self) -> None:
         """Pass bytes on again, those that waited first."""
         self._open.set()
+
+    def passed(self) -> bytes:
+        """Return all bytes that have passed, if the link keeps them."""
+        return b"".join(self._kept or [])
 
     def close(self) -> None:
         """End everything."""
@@ -53,4 +58,6 @@ class LinkProxy:
                     for source in readable:
                         if not (piece := source.recv(1 << 16)):
                             return
+                        if self._kept is not None:
+                            self._kept.append(piece)
                         ends[source].sendall(piece)

@@ -416,3 +416,47 @@ def test_clients_of_all_protocols_continue_on_another_node(tmp_path: Path) -> No
         finally:
             worker.stop()
             runs.join()
+
+
+def test_a_directory_of_a_node_is_not_changed_without_the_others(cluster: Cluster) -> None:
+    publish(cluster.leader(), range(3))
+    node = cluster.followers()[0]
+    assert node.stop() == 0
+    with (
+        pytest.raises(errors.DataDirUnreadable, match="belongs to a node of a cluster"),
+        mqcore.Broker(listen="tmqp://127.0.0.1:0", data_dir=str(node.data_dir)),
+    ):
+        pass
+    for command in (["journal", "compact", str(node.data_dir)], ["user", "add", "x", "--data-dir", str(node.data_dir)]):
+        done = subprocess.run(
+            [sys.executable, "-m", "mqcore", *command],
+            capture_output=True,
+            text=True,
+            env=clean_environment(),
+            input="a long password\na long password\n",
+            check=False,
+        )
+        assert done.returncode != 0
+        assert "belongs to a node of a cluster" in done.stderr, (command, done.stderr)
+    node.start()
+    cluster.wait_until_all_follow()
+
+
+def test_users_made_before_the_first_start_are_on_all_nodes(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    first = cluster.nodes[0]
+    made = subprocess.run(
+        [sys.executable, "-m", "mqcore", "token", "create", "admin", "--allow=*", "--data-dir", str(first.data_dir)],
+        capture_output=True,
+        text=True,
+        env=clean_environment(),
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr
+    try:
+        cluster.start()
+        wait_until(lambda: all((node.data_dir / "authority.json").exists() for node in cluster.nodes), limit=30)
+        texts = {(node.data_dir / "authority.json").read_bytes() for node in cluster.nodes}
+        assert len(texts) == 1
+    finally:
+        cluster.close()

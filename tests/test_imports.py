@@ -37,7 +37,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"recovery"},
         {"journal"},
         {"compaction", "maintenance", "reading", "snapshot"},
-        {"inspection"},
+        {"checking", "inspection"},
     ],
     "mqcore-wire": [
         {"error", "codec"},

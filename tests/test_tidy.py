@@ -45,7 +45,7 @@ MAY_KNOW = {
     "mqcore-authority": set(),
     "mqcore-cluster": {"mqcore-wire"},
     "mqcore-consensus": {"mqcore-journal"},
-    "mqcore-replication": {"mqcore-consensus", "mqcore-journal"},
+    "mqcore-replication": {"mqcore-consensus", "mqcore-journal", "mqcore-tls"},
     "mqcore-limiter": set(),
     "mqcore-scheduler": set(),
     "mqcore-tls": set(),
@@ -95,7 +95,7 @@ ONLY_IN = {
     "axum": {"mqcore-server"},
     "rustls": {"mqcore-tls", "mqcore-lake"},
     "sqlx": {"mqcore-lake"},
-    "tokio-rustls": {"mqcore-server", "mqcore-client"},
+    "tokio-rustls": {"mqcore-replication", "mqcore-server", "mqcore-client"},
     "pyo3": {"mqcore-python"},
     "pyo3-asyncio": {"mqcore-python"},
 }

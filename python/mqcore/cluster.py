@@ -60,6 +60,8 @@ class NodeStatus:
     """Its version of mqcore."""
     failure: str | None
     """Why the node has failed; `None`: it has not."""
+    problem: str | None = None
+    """Why the node cannot take part at the moment; it tries again by itself. `None`: it takes part."""
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -70,13 +72,14 @@ class NodeStatus:
         return cls(**found)
 
 
-def status(address: str, *, secret: bytes, name: str = "mqcore") -> NodeStatus:
+def status(address: str, *, secret: bytes, name: str = "mqcore", tls: tuple[str, str, str] | None = None) -> NodeStatus:
     """Ask a node for its status.
 
-    `address` is where other nodes connect to it, as ``HOST:PORT``. Waits up to a few seconds. Raises
+    `address` is where other nodes connect to it, as ``HOST:PORT``. If the cluster has certificates, `tls` has the names
+    of the files of a certificate, its key, and the authorities. Waits up to a few seconds. Raises
     `mqcore.errors.ConnectFailed` if the node cannot be reached, or has another name or secret.
     """
     try:
-        return NodeStatus.from_json(_core.cluster_status(address, name, secret))
+        return NodeStatus.from_json(_core.cluster_status(address, name, secret, tls))
     except OSError as error:
         raise errors.ConnectFailed(f"the node at {address} does not answer: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,31 +15,32 @@ from mqcore.cli.group import CommandGroup
 
 if TYPE_CHECKING:
     from mqcore.cluster import NodeStatus
-    from mqcore.config import ClusterConfig
+    from mqcore.config import BrokerConfig, ClusterConfig
 
 __all__ = ["cluster"]
 
-_COLUMNS = ("node", "address", "role", "leader", "term", "committed", "applied", "hears", "version")
-
-
-@click.group(cls=CommandGroup)
-def cluster() -> None:
-    """Inspect the nodes of a cluster."""
-
-
-@cluster.command(short_help="List nodes.")
-@click.option(
+_config_option = click.option(
     "--config",
     "config_file",
     metavar="FILE",
     envvar="MQCORE_CONFIG",
     type=click.Path(dir_okay=False),
-    help="The configuration of any node: its table [cluster] has the addresses and the secret.",
+    help="The configuration of a node: its table [cluster] has the addresses and the secret.",
 )
+_COLUMNS = ("node", "address", "role", "leader", "term", "committed", "applied", "hears", "version", "problem")
+
+
+@click.group(cls=CommandGroup)
+def cluster() -> None:
+    """Inspect and repair a cluster."""
+
+
+@cluster.command(short_help="List nodes.")
+@_config_option
 @options.as_json
 def ls(config_file: str | None, as_json: bool) -> int:
     """List the nodes of the cluster, each as it sees itself. Exits with 5 if one does not answer, or none leads."""
-    found = _ask(_configured(config_file))
+    found = _ask(_cluster_of(_loaded(config_file)))
     rows = [_row(node, address, status) for node, address, status in found]
     output.rows("mqcore.cluster.ls/1", "nodes", rows, _COLUMNS, as_json=as_json)
     statuses = [status for _, _, status in found]
@@ -46,10 +48,50 @@ def ls(config_file: str | None, as_json: bool) -> int:
     return ExitCode.DONE if is_well else ExitCode.UNREACHABLE
 
 
-def _configured(config_file: str | None) -> ClusterConfig:
+@cluster.command("force-new", short_help="Begin a new cluster with the files of a node.")
+@_config_option
+@click.option("--dry-run", is_flag=True, help="Only print how much the log of the node has.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def force_new(config_file: str | None, dry_run: bool, yes: bool) -> int:
+    """Begin a new cluster with the files of a stopped node, after most nodes were lost for good.
+
+    Changes that only lost nodes had are lost. Compare the nodes that are left with --dry-run, and choose the one whose
+    log has the greatest term, and of these the greatest index. Then start it, and the others with empty data
+    directories.
+    """
+    from mqcore import _core
+    from mqcore.cli import confirmation
+
+    config = _loaded(config_file)
+    settings = _cluster_of(config)
+    if config.data_dir is None:
+        raise click.UsageError("the configuration has no data_dir")
+    data_dir = os.path.expanduser(config.data_dir)
+    state = _core.cluster_force_new(data_dir, settings.name, settings.node, False)
+    _print_state(settings.node, state)
+    if not dry_run:
+        warning = f"node {settings.node} forgets its cluster, and changes that it does not have are lost"
+        confirmation.confirm(warning, settings.name, yes=yes)
+        _core.cluster_force_new(data_dir, settings.name, settings.node, True)
+        click.echo(f"node {settings.node} begins a new cluster at its start; empty the data directories of the others")
+    return ExitCode.DONE
+
+
+def _print_state(node: int, state: tuple[int, int, int, bool]) -> None:
+    term, index, entries, has_log = state
+    if has_log:
+        click.echo(f"node {node}: the log ends with entry {index} of term {term}; {entries} entries since its start")
+    else:
+        click.echo(f"node {node}: the log is damaged; what was not in the files yet is lost")
+
+
+def _loaded(config_file: str | None) -> BrokerConfig:
     from mqcore.config import BrokerConfig
 
-    config = BrokerConfig.load(config_file, environ=broker_environment())
+    return BrokerConfig.load(config_file, environ=broker_environment())
+
+
+def _cluster_of(config: BrokerConfig) -> ClusterConfig:
     if config.cluster is None:
         raise click.UsageError("there is no table [cluster]; name the configuration of a node with --config")
     return config.cluster
@@ -65,7 +107,7 @@ def _ask(config: ClusterConfig) -> list[tuple[int, str, NodeStatus | None]]:
     addresses[str(config.node)] = _reachable(config.listen)
     for node, address in sorted((int(node), address) for node, address in addresses.items()):
         try:
-            found.append((node, address, status(address, secret=secret, name=config.name)))
+            found.append((node, address, status(address, secret=secret, name=config.name, tls=config.tls)))
         except errors.ConnectFailed as error:
             click.echo(str(error), err=True)
             found.append((node, address, None))

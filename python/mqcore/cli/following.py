@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from mqcore import errors
 
@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from mqcore.broker import Broker
     from mqcore.cluster import NodeStatus
 
-__all__ = ["follow"]
+__all__ = ["follow", "restart"]
 
 # Seconds after which a signal is noticed.
 _PATIENCE: Final = 0.2
+# Seconds before a broker that could not start tries again.
+_PAUSE: Final = 1.0
 
 
 async def follow(broker: Broker, stop: asyncio.Future[int]) -> _core.ClusterMember | None:
@@ -35,7 +37,7 @@ async def follow(broker: Broker, stop: asyncio.Future[int]) -> _core.ClusterMemb
 
     config = broker.config
     assert config.cluster is not None
-    member = _core.ClusterMember(config, config.cluster.read_secret(), [sys.executable, *sys.orig_argv[1:]])
+    member = _core.ClusterMember(config, config.cluster.read_secret(), _command())
     seen = member.status()
     _print(NodeStatus.from_json(seen))
     while not stop.done():
@@ -48,6 +50,20 @@ async def follow(broker: Broker, stop: asyncio.Future[int]) -> _core.ClusterMemb
         if (now.role, now.leader) != (before.role, before.leader):
             _print(now)
     return None
+
+
+async def restart(why: str) -> NoReturn:
+    """Continue with a new process in place of this one, after a pause: another node leads meanwhile."""
+    import asyncio
+
+    logging.getLogger("mqcore.serve").error("cannot start the broker, trying again: %s", why)
+    await asyncio.sleep(_PAUSE)
+    command = _command()
+    os.execv(command[0], command)  # noqa: S606 - the same program again
+
+
+def _command() -> list[str]:
+    return [sys.executable, *sys.orig_argv[1:]]
 
 
 def _print(status: NodeStatus) -> None:

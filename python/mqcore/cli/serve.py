@@ -159,10 +159,14 @@ async def _start(broker: Broker, member: _core.ClusterMember | None, stop: async
     try:
         # In another thread, because this one would not notice a signal.
         await asyncio.to_thread(broker.start)
-    except errors.MqcoreError:
+    except errors.MqcoreError as error:
         if stop.done():
             return False
-        raise
+        if not isinstance(error, errors.DataDirFull):
+            raise
+        from mqcore.cli.following import restart
+
+        await restart(str(error))
     return True
 
 

@@ -32,7 +32,7 @@ class ClusterConfig:
     node: int
     """The number of this node, from 1 on. It belongs to the data directory."""
     listen: str
-    """Where the other nodes connect, as ``HOST:PORT``. Nothing is encrypted there: use a private network."""
+    """Where the other nodes connect, as ``HOST:PORT``. Without certificates, nothing is encrypted there."""
     peers: tuple[str, ...] = ()
     """The other nodes, as ``NODE=HOST:PORT``: 2, 4 or 6. Default none, a cluster of one node for tests."""
     name: str = "mqcore"
@@ -41,14 +41,33 @@ class ClusterConfig:
     """The secret of the cluster, at least 16 characters. Default none: `secret_file` has it."""
     secret_file: str | None = None
     """File with the secret, whose white space at both ends is ignored. Default none."""
+    cert: str | None = None
+    """File with the certificate of this node, in PEM format, followed by intermediate certificates. It names the host
+    under which the other nodes reach this one. Default none: nothing is encrypted between nodes."""
+    key: str | None = None
+    """File with the private key of `cert`."""
+    ca: str | None = None
+    """File with the authorities of all nodes' certificates."""
     election_timeout: Duration = 0.5
     """Time without a leader after which nodes elect another; up to twice this time, plus the election. The nodes'
     clocks need not agree, but a disk or network that pauses longer causes elections. Default 500 ms."""
+    verify_interval: Duration = 86400.0
+    """Time between two verifications of the checksums of all files, with at most 64 MiB/s. A node with a damaged file
+    gets a copy from the others. 0: only files that are needed are verified. Default one day."""
 
     def __post_init__(self) -> None:
         check(self)
         if (self.secret is None) == (self.secret_file is None):
             raise ConfigError("a cluster needs either secret or secret_file; `openssl rand -hex 32` makes a secret")
+        if len({file is None for file in (self.cert, self.key, self.ca)}) > 1:
+            raise ConfigError("a cluster with TLS needs all of cert, key and ca")
+
+    @property
+    def tls(self) -> tuple[str, str, str] | None:
+        """The files `cert`, `key` and `ca`; `None`: nothing is encrypted."""
+        if self.cert is None or self.key is None or self.ca is None:
+            return None
+        return self.cert, self.key, self.ca
 
     def read_secret(self) -> bytes:
         """Return the secret. Raises `ConfigError` if its file cannot be read, or it is too short."""

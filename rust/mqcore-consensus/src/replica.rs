@@ -352,8 +352,13 @@ impl<L: ReplicatedLog> Replica<L> {
 
     /// Hands leadership to the voter with the longest log, for example before the node stops. Does nothing on other replicas.
     pub fn resign(&mut self) {
+        self.hand_over(|_| true);
+    }
+
+    /// Hands leadership to the eligible voter with the longest log, if there is one that answers. Does nothing on other replicas.
+    pub fn hand_over(&mut self, is_eligible: impl Fn(ReplicaId) -> bool) {
         if self.role() == ReplicaRole::Leader
-            && let Some(successor) = self.best_voter(|_| true)
+            && let Some(successor) = self.best_voter(is_eligible)
         {
             self.node.transfer_leader(successor);
         }

@@ -132,6 +132,7 @@ impl<S: Storage> Journal<S> {
         found: &mut dyn FnMut(&RecoveryReport) -> Result<(), JournalError>,
     ) -> Result<(Self, Recovered), JournalError> {
         let (mut journal, mut recovered, endings) = Self::read_only_state(storage, options, progress, seen)?;
+        journal.report_findings(&recovered.report)?;
         found(&recovered.report)?;
         // Before the first segment of version 2, so that a journal without a catalog has lost it.
         if endings.has_catalog {

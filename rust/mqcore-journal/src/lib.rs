@@ -14,6 +14,7 @@
 //! | [`inspection`] | the same without opening, read-only |
 //! | [`notes`] | the notes of sealed segments, for archivers |
 //! | [`following`] | the notes of segment files that still grow, without the journal |
+//! | [`checking`] | one segment file alone |
 //! | [`snapshot`] | the parts of the files that form a consistent copy |
 //! | [`storage`] | files: real ones, and in-memory ones with simulated crashes |
 //! | [`reading`] | batch reading while the journal is in use |
@@ -21,6 +22,7 @@
 //! | [`options`], [`stats`], [`error`] | limits, statistics, errors |
 
 mod catalog;
+pub mod checking;
 mod compaction;
 pub mod error;
 pub mod following;

@@ -190,7 +190,10 @@ impl<S: Storage> Journal<S> {
             Ok(bytes) => bytes,
             // Says nothing about the segment; the next call tries again.
             Err(JournalError::Full { .. }) => return None,
-            Err(_) => {
+            Err(error) => {
+                if self.storage.report_damage(&format::segment_name(number), &error.to_string()).is_err() {
+                    return None;
+                }
                 self.state.segments.entry(number).and_modify(|segment| {
                     segment.damaged = true;
                     segment.unreadable = true;
@@ -199,6 +202,11 @@ impl<S: Storage> Journal<S> {
             }
         };
         let found = scan(&bytes, self.identity, number, Some(end));
+        if !found.gaps.is_empty()
+            && self.storage.report_damage(&format::segment_name(number), "checksum mismatch").is_err()
+        {
+            return None;
+        }
         if !found.gaps.is_empty()
             && let Some(segment) = self.state.segments.get_mut(&number)
         {

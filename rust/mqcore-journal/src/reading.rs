@@ -114,7 +114,12 @@ impl<S: Storage> LocatedRecords<S> {
         for &(sequence, at) in records {
             let from = (at.offset - first.offset) as usize;
             let record = bytes[..count].get(from..from + at.length as usize).unwrap_or_default();
-            show(sequence, payload(record, sequence, Some((self.identity, at))));
+            let payload = payload(record, sequence, Some((self.identity, at)));
+            if payload.is_err() {
+                // The reader gets the error in any case.
+                let _ = self.storage.report_damage(&format::segment_name(at.segment), "checksum mismatch");
+            }
+            show(sequence, payload);
         }
     }
 }

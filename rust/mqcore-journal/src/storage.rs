@@ -45,6 +45,15 @@ pub trait Storage {
     fn remove(&self, name: &str) -> io::Result<()>;
     /// Makes created, renamed and removed names durable.
     fn sync_directory(&self) -> io::Result<()>;
+    /// The journal found that a file is missing, or does not have the bytes that were written.
+    ///
+    /// # Errors
+    /// The storage gets intact files in another way. The journal must not repair anything: a storage with copies elsewhere would
+    /// apply to them what the journal does because of the damage here.
+    fn report_damage(&self, file: &str, what: &str) -> io::Result<()> {
+        let _ = (file, what);
+        Ok(())
+    }
 }
 
 /// Writes all of `bytes` at `offset`, in as many calls as needed.

@@ -6,6 +6,8 @@ use std::net::ToSocketAddrs;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use mqcore_replication::forcing::force_new;
+use mqcore_replication::link::MemberTls;
 use mqcore_replication::member::{Member, MemberOptions, ask_status};
 use mqcore_replication::relay::RelayListener;
 use mqcore_replication::status::MemberStatus;
@@ -48,11 +50,13 @@ impl ClusterMember {
             cluster: field(&cluster, "name")?,
             node: field(&cluster, "node")?,
             secret,
+            tls: member_tls(&cluster)?,
             listen: field(&cluster, "listen")?,
             peers: peers(&field::<Vec<String>>(&cluster, "peers")?)?,
             data_dir,
             listeners: listeners(&server)?,
             tick: duration(&cluster, "election_timeout")? / ELECTION_TICKS,
+            verify_interval: duration(&cluster, "verify_interval")?,
             restart,
         };
         let member = py.detach(|| Member::start(options));
@@ -91,17 +95,34 @@ impl ClusterMember {
     }
 }
 
-/// Asks the member at an address for its status, as JSON.
+/// Asks the member at an address for its status, as JSON. `tls`: the files of certificate, key and authorities.
 #[pyfunction]
 pub(crate) fn cluster_status(
     py: Python<'_>,
     address: &str,
     name: String,
     secret: Vec<u8>,
+    tls: Option<(PathBuf, PathBuf, PathBuf)>,
 ) -> PyResult<String> {
-    let credentials = MemberCredentials { cluster: name, node: 0, secret };
+    let tls = tls.map(|(cert, key, ca)| MemberTls { cert, key, ca });
+    let credentials = MemberCredentials { cluster: name, node: 0, secret, tls };
     let status = py.detach(|| ask_status(address, &credentials))?;
     to_json(&status)
+}
+
+/// Reads the state of a stopped node: the term and index of the last entry of its log, the number of its entries, and whether
+/// the log is readable. With `changes`, makes its files the beginning of a new cluster.
+#[pyfunction]
+pub(crate) fn cluster_force_new(
+    py: Python<'_>,
+    data_dir: PathBuf,
+    name: &str,
+    node: u32,
+    changes: bool,
+) -> PyResult<(u64, u64, u64, bool)> {
+    let state = py.detach(|| force_new(&data_dir, name, node, changes));
+    let state = state.map_err(|broken| error::ConfigError::new_err(broken.to_string()))?;
+    Ok((state.term, state.index, state.entries, state.has_log))
 }
 
 fn to_json(status: &MemberStatus) -> PyResult<String> {
@@ -110,6 +131,16 @@ fn to_json(status: &MemberStatus) -> PyResult<String> {
 
 fn broken_json(broken: serde_json::Error) -> PyErr {
     pyo3::exceptions::PyValueError::new_err(broken.to_string())
+}
+
+/// The certificates. `mqcore.ClusterConfig` has checked that there are all three files or none.
+fn member_tls(cluster: &Bound<'_, PyAny>) -> PyResult<Option<MemberTls>> {
+    let files: [Option<PathBuf>; 3] =
+        [field(cluster, "cert")?, field(cluster, "key")?, field(cluster, "ca")?];
+    Ok(match files {
+        [Some(cert), Some(key), Some(ca)] => Some(MemberTls { cert, key, ca }),
+        _ => None,
+    })
 }
 
 /// Reads `2=db-2:47299`.

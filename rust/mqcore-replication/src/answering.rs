@@ -9,10 +9,12 @@ use mqcore_consensus::message::ReplicaMessage;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
+use crate::comparing::tell_state;
 use crate::copying::send_copy;
 use crate::input::Input;
+use crate::link::{self, MemberStream};
 use crate::transport::{
-    ConnectionKind, GREETING, MESSAGE, MemberCredentials, end_if_unanswered, invalid, read_frame, write_frame,
+    ConnectionKind, GREETING, MESSAGE, MemberCredentials, invalid, read_frame, write_frame,
 };
 
 /// Strangers that have not proved who they are.
@@ -29,7 +31,7 @@ pub(crate) async fn accept(
     let strangers = Arc::new(Semaphore::new(STRANGERS_MAX));
     loop {
         let Ok(permit) = Arc::clone(&strangers).acquire_owned().await else { return };
-        let (mut stream, from) = match listener.accept().await {
+        let (stream, from) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection of the cluster; trying again");
@@ -39,31 +41,38 @@ pub(crate) async fn accept(
         };
         let (credentials, member) = (Arc::clone(&credentials), member.clone());
         tokio::spawn(async move {
-            let answered = credentials.answer(&mut stream).await;
+            let answered = begin(stream, &credentials).await;
             drop(permit);
             match answered {
-                Ok((node, kind)) => serve(stream, node, kind, member).await,
+                Ok((stream, node, kind)) => serve(stream, node, kind, member).await,
                 Err(error) => tracing::warn!(%from, %error, "rejected a connection to the cluster"),
             }
         });
     }
 }
 
-async fn serve(mut stream: TcpStream, node: u32, kind: ConnectionKind, member: Sender<Input>) {
-    // Without these, the connection works too.
-    let _ = stream.set_nodelay(true);
-    let _ = end_if_unanswered(&stream);
+async fn begin(
+    stream: TcpStream,
+    credentials: &MemberCredentials,
+) -> io::Result<(Box<dyn MemberStream>, u32, ConnectionKind)> {
+    let mut stream = link::accept(stream, credentials.tls.as_ref()).await?;
+    let (node, kind) = credentials.answer(&mut stream).await?;
+    Ok((stream, node, kind))
+}
+
+async fn serve(mut stream: Box<dyn MemberStream>, node: u32, kind: ConnectionKind, member: Sender<Input>) {
     let ended = match kind {
         ConnectionKind::Messages => receive(&mut stream, node, &member).await,
         ConnectionKind::Copy => send_copy(stream, node, member).await,
         ConnectionKind::Status => tell_status(&mut stream, &member).await,
+        ConnectionKind::Compare => tell_state(&mut stream, &member).await,
     };
     if let Err(error) = ended {
         tracing::debug!(node, %error, "a connection of the cluster has ended");
     }
 }
 
-async fn receive(stream: &mut TcpStream, node: u32, member: &Sender<Input>) -> io::Result<()> {
+async fn receive(stream: &mut Box<dyn MemberStream>, node: u32, member: &Sender<Input>) -> io::Result<()> {
     loop {
         let frame = read_frame(stream).await?;
         let input = match frame.first() {
@@ -79,7 +88,7 @@ async fn receive(stream: &mut TcpStream, node: u32, member: &Sender<Input>) -> i
     }
 }
 
-async fn tell_status(stream: &mut TcpStream, member: &Sender<Input>) -> io::Result<()> {
+async fn tell_status(stream: &mut Box<dyn MemberStream>, member: &Sender<Input>) -> io::Result<()> {
     let (answer, status) = tokio::sync::oneshot::channel();
     member.send(Input::Status(answer)).map_err(|_| io::ErrorKind::BrokenPipe)?;
     let status = status.await.map_err(io::Error::other)?;

@@ -13,13 +13,13 @@ use std::time::Duration;
 
 use mqcore_journal::storage::directory::sync_directory;
 use mqcore_journal::storage::private::{create_private_directory, private_options};
-use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 
 use crate::input::{Copied, Input};
+use crate::link::MemberStream;
 use crate::operation::is_valid;
 use crate::shared_files::OpenedFiles;
-use crate::transport::{ConnectionKind, MemberCredentials, connect, read_frame, write_frame};
+use crate::transport::{ConnectionKind, MemberCredentials, read_frame, write_frame};
 
 /// Bytes of a file in one frame.
 const PIECE_BYTES: usize = 1 << 20;
@@ -34,7 +34,11 @@ const END: u8 = 4;
 ///
 /// # Errors
 /// The connection has ended, or a file cannot be read.
-pub(crate) async fn send_copy(mut stream: TcpStream, node: u32, member: Sender<Input>) -> io::Result<()> {
+pub(crate) async fn send_copy(
+    mut stream: Box<dyn MemberStream>,
+    node: u32,
+    member: Sender<Input>,
+) -> io::Result<()> {
     let ended = || io::Error::from(io::ErrorKind::BrokenPipe);
     let (answer, opened) = oneshot::channel();
     member.send(Input::OpenFiles(answer)).map_err(|_| ended())?;
@@ -74,8 +78,7 @@ pub(crate) async fn receive_copy(
     address: &str,
     credentials: &MemberCredentials,
 ) -> io::Result<Copied> {
-    let mut stream = connect(address).await?;
-    credentials.call(&mut stream, ConnectionKind::Copy).await?;
+    let (mut stream, _) = credentials.connect(address, ConnectionKind::Copy).await?;
     let mut begun = None;
     let (mut received, mut total, mut shown) = (0_u64, 0_u64, 0);
     let mut current: Option<(PathBuf, File)> = None;

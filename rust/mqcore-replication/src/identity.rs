@@ -43,8 +43,11 @@ pub struct MemberIdentity {
     /// The first nodes of the group, and the incarnations of their directories. No other group has the same. Empty: it belongs
     /// to no group yet.
     pub founders: BTreeMap<u32, u64>,
-    /// The files are being copied from another member and are not complete.
+    /// The files are not complete or damaged, and must be copied from another member.
     pub is_copying: bool,
+    /// The log has lost something: the replica must not continue, because it may have promised what it does not remember.
+    #[serde(default)]
+    pub is_log_lost: bool,
 }
 
 /// Why a directory cannot belong to a member.
@@ -85,6 +88,13 @@ pub enum MemberIdentityError {
         /// The configured cluster.
         cluster: String,
     },
+}
+
+/// Whether a data directory belongs to a node of a cluster. Changes that are made on this disk only would make nodes differ.
+#[must_use]
+pub fn is_replicated(root: &Path) -> bool {
+    let text = fs::read(MemberIdentity::directory(root).join(FILE)).unwrap_or_default();
+    serde_json::from_slice(&text).is_ok_and(|identity: MemberIdentity| identity.generation.is_some())
 }
 
 impl MemberIdentity {
@@ -134,6 +144,7 @@ impl MemberIdentity {
             has_log: false,
             founders: BTreeMap::new(),
             is_copying: false,
+            is_log_lost: false,
         };
         identity.save(root)?;
         Ok(identity)
@@ -155,24 +166,35 @@ impl MemberIdentity {
     /// # Errors
     /// [`MemberIdentityError::Io`].
     pub fn replace(self, root: &Path) -> Result<Self, MemberIdentityError> {
-        let aside = root.join(REPLACED).join(format!("{:016x}", self.incarnation));
-        let io = |path: &Path| {
-            let path = path.to_path_buf();
-            move |source| MemberIdentityError::Io { path, source }
-        };
-        create_private_directory(&aside).map_err(io(&aside))?;
-        for entry in fs::read_dir(root).map_err(io(root))? {
-            let entry = entry.map_err(io(root))?;
+        let aside = self.make_aside(root)?;
+        for entry in fs::read_dir(root).map_err(io_error(root))? {
+            let entry = entry.map_err(io_error(root))?;
             let name = entry.file_name();
             // The log of the group is last: until it is moved, a crash leaves an identity that is replaced again.
             if name != REPLACED && name != DIRECTORY && name != "lock" && name != "archive" {
-                fs::rename(entry.path(), aside.join(&name)).map_err(io(&entry.path()))?;
+                fs::rename(entry.path(), aside.join(&name)).map_err(io_error(&entry.path()))?;
             }
         }
+        self.leave_group(root)
+    }
+
+    /// Moves the log of the group to `replaced/`, and gives the directory a new identity. Its files stay: it is then like that of
+    /// a broker without a cluster.
+    ///
+    /// # Errors
+    /// [`MemberIdentityError::Io`].
+    pub fn leave_group(self, root: &Path) -> Result<Self, MemberIdentityError> {
+        let aside = self.make_aside(root)?;
         let directory = Self::directory(root);
-        fs::rename(&directory, aside.join(DIRECTORY)).map_err(io(&directory))?;
-        create_private_directory(&directory).map_err(io(&directory))?;
+        fs::rename(&directory, aside.join(DIRECTORY)).map_err(io_error(&directory))?;
+        create_private_directory(&directory).map_err(io_error(&directory))?;
         Self::begin(root, &self.cluster, self.node)
+    }
+
+    fn make_aside(&self, root: &Path) -> Result<PathBuf, MemberIdentityError> {
+        let aside = root.join(REPLACED).join(format!("{:016x}", self.incarnation));
+        create_private_directory(&aside).map_err(io_error(&aside))?;
+        Ok(aside)
     }
 
     /// The id of its replica.
@@ -199,4 +221,9 @@ impl MemberIdentity {
         let seconds = u32::try_from(now.saturating_sub(EPOCH_SECONDS)).unwrap_or(u32::MAX - 1);
         known.max().unwrap_or(0).saturating_add(1).max(seconds)
     }
+}
+
+fn io_error(path: &Path) -> impl FnOnce(io::Error) -> MemberIdentityError {
+    let path = path.to_path_buf();
+    move |source| MemberIdentityError::Io { path, source }
 }

@@ -1,7 +1,9 @@
 //! Inputs of a member's thread.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
+use std::sync::mpsc::SyncSender;
 
 use mqcore_consensus::message::ReplicaMessage;
 use serde::{Deserialize, Serialize};
@@ -26,6 +28,12 @@ pub struct MemberGreeting {
     /// Its files are not complete.
     #[serde(default)]
     pub is_copying: bool,
+    /// Its disk has room for the work of a leader.
+    #[serde(default)]
+    pub has_space: bool,
+    /// It leads its group.
+    #[serde(default)]
+    pub is_leading: bool,
     /// The listeners of its broker: protocol and address, in the order of its configuration.
     pub listeners: Vec<(String, String)>,
     /// Its version of mqcore.
@@ -39,6 +47,34 @@ pub struct Copied {
     pub begun: u64,
     /// The files are complete when all entries up to this index are repeated.
     pub complete: u64,
+}
+
+/// A file that does not have the bytes that were written into it, as its reader found.
+#[derive(Debug)]
+pub(crate) struct FoundDamage {
+    /// Its name in the data directory.
+    pub(crate) name: String,
+    pub(crate) what: String,
+    /// The way to the reader that waits for the verdict. `None`: no reader waits.
+    pub(crate) answer: Option<SyncSender<DamageVerdict>>,
+}
+
+/// The members that have the damage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DamageVerdict {
+    /// Other members have another file: this one gets a copy.
+    OnlyHere,
+    /// No other member has a better file.
+    Everywhere,
+}
+
+/// A file between two entries of the log.
+#[derive(Debug)]
+pub(crate) struct OpenedFile {
+    /// Index of the last entry that is carried out.
+    pub(crate) index: u64,
+    /// `None`: there is no such file.
+    pub(crate) file: Option<File>,
 }
 
 /// An input of the member's thread.
@@ -58,6 +94,16 @@ pub(crate) enum Input {
     /// All changes up to a point of the log are durable.
     Synced(io::Result<u64>),
     Status(oneshot::Sender<MemberStatus>),
+    /// A member compares a file of its own with that of others.
+    OpenFile(String, oneshot::Sender<io::Result<OpenedFile>>),
+    /// A file of this member is damaged.
+    Damaged(FoundDamage),
+    /// The file was compared with that of other members.
+    Judged(FoundDamage, DamageVerdict),
+    /// The log of this member is damaged.
+    LogDamaged(String),
+    /// The broker has opened all journals and found no damage, so that others may copy the files.
+    Opened,
     /// The broker stops: another member should lead.
     Resign,
 }

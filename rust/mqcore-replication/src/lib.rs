@@ -22,8 +22,11 @@
 //! | [`shared_files`] | the files that all members have in common |
 //! | [`identity`] | which member of which group a directory belongs to |
 //! | [`status`], [`input`] | the status of a member, and what its thread hears |
+//! | [`link`] | the bytes between two members, with or without TLS |
 //! | [`transport`], [`answering`] | authenticated connections between members |
+//! | [`comparing`], [`verifying`] | damaged files: which member has an intact one, and finding them early |
 //! | [`copying`] | the copy of a whole directory for a new member |
+//! | [`forcing`] | a new group from the files of one member |
 //! | [`member`] | one member: the thread that drives its replica |
 //! | [`relay`] | clients of a member that does not lead |
 //!
@@ -32,9 +35,12 @@
 
 pub mod answering;
 pub mod applier;
+mod comparing;
 pub mod copying;
+pub mod forcing;
 pub mod identity;
 pub mod input;
+pub mod link;
 pub mod member;
 pub mod operation;
 pub mod relay;
@@ -43,6 +49,7 @@ pub mod shared_files;
 pub mod status;
 pub mod storage;
 pub mod transport;
+mod verifying;
 
 #[cfg(test)]
 mod tests;

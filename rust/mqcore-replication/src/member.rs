@@ -2,7 +2,7 @@
 
 mod compaction;
 mod founding;
-mod log;
+pub(crate) mod log;
 mod thread;
 
 use std::collections::BTreeMap;
@@ -21,10 +21,12 @@ use tokio::sync::watch;
 use crate::answering;
 use crate::identity::{MemberIdentity, MemberIdentityError};
 use crate::input::Input;
+use crate::link::MemberTls;
 use crate::relay::{Relay, RelayListener};
 use crate::replicator::Replicator;
 use crate::status::{MemberRole, MemberStatus};
 use crate::transport::{self, MemberCredentials, Network};
+use crate::verifying::verify_regularly;
 
 /// The settings of a member.
 #[derive(Debug, Clone)]
@@ -35,6 +37,8 @@ pub struct MemberOptions {
     pub node: u32,
     /// The secret of the cluster.
     pub secret: Vec<u8>,
+    /// The certificates of nodes; `None`: nothing is encrypted between them.
+    pub tls: Option<MemberTls>,
     /// Where other members connect, as `host:port`.
     pub listen: String,
     /// The addresses of the other nodes.
@@ -45,6 +49,8 @@ pub struct MemberOptions {
     pub listeners: Vec<RelayListener>,
     /// Time between two ticks of the algorithm. A leader that fails is replaced after 10 to 20 ticks and an election.
     pub tick: Duration,
+    /// Time between two verifications of all files. Zero: never.
+    pub verify_interval: Duration,
     /// The program and arguments that continue in place of this process when it stops to lead. Empty: the process ends.
     pub restart: Vec<OsString>,
 }
@@ -160,6 +166,7 @@ impl Member {
             cluster: options.cluster.clone(),
             node: options.node,
             secret: options.secret.clone(),
+            tls: options.tls.clone(),
         });
         runtime.spawn(answering::accept(listener, Arc::clone(&credentials), inputs.clone()));
         let network = Network::start(runtime.handle(), &credentials, &options.peers);
@@ -168,6 +175,7 @@ impl Member {
         let (leader, leaders) = watch::channel(None);
         let relay = Relay::start(runtime.handle(), &options.listeners, leaders)
             .map_err(|(address, source)| MemberError::Listen { address, source })?;
+        let verify_interval = options.verify_interval;
         let thread = thread::MemberThread::new(thread::Parts {
             options,
             identity,
@@ -179,12 +187,11 @@ impl Member {
             leader,
             runtime: runtime.handle().clone(),
         })?;
-        std::thread::Builder::new()
-            .name("mqcore-cluster".to_owned())
-            .spawn(move || thread.run(&received))
-            .map_err(|error| {
-                MemberError::Failed(format!("cannot start the thread of the cluster: {error}"))
-            })?;
+        spawn("mqcore-cluster", move || thread.run(&received))?;
+        if !verify_interval.is_zero() {
+            let member = inputs.clone();
+            spawn("mqcore-verify", move || verify_regularly(&root, verify_interval, &member))?;
+        }
         Ok(Self {
             shared,
             inputs,
@@ -268,6 +275,9 @@ impl MemberOptions {
                 "a cluster has 3, 5 or 7 nodes, not {nodes}: a majority must survive the loss of a node"
             ));
         }
+        if let Some(Err(error)) = self.tls.as_ref().map(MemberTls::check) {
+            return fail(error.to_string());
+        }
         if self.cluster.is_empty() || self.cluster.len() > 255 {
             return fail("the name of a cluster has 1 to 255 bytes".to_owned());
         }
@@ -287,12 +297,17 @@ impl MemberOptions {
 pub fn ask_status(address: &str, credentials: &MemberCredentials) -> io::Result<MemberStatus> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let mut stream = transport::connect(address).await?;
-        credentials.call(&mut stream, transport::ConnectionKind::Status).await?;
+        let (mut stream, _) = credentials.connect(address, transport::ConnectionKind::Status).await?;
         let answer =
             tokio::time::timeout(Duration::from_secs(5), transport::read_frame(&mut stream)).await??;
         Ok(serde_json::from_slice(&answer)?)
     })
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), MemberError> {
+    let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(work);
+    spawned.map_err(|error| MemberError::Failed(format!("cannot start the thread {name}: {error}")))?;
+    Ok(())
 }
 
 fn version() -> String {

@@ -1,16 +1,16 @@
 //! Operations of the leader's broker on their way to the group.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{Sender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use crate::input::Input;
+use crate::input::{DamageVerdict, FoundDamage, Input};
 use crate::operation::{FileOperation, begin_entry};
 
 /// Bytes of an entry, unless one operation has more.
@@ -36,6 +36,8 @@ struct Pending {
     /// Number of the last operation.
     last: u64,
     is_stopping: bool,
+    /// Damaged files that are the same on other members.
+    damaged_everywhere: BTreeSet<String>,
 }
 
 /// Passes operations of one broker to its member. Shared by all its storages.
@@ -152,6 +154,37 @@ impl Replicator {
                 io::ErrorKind::InvalidInput,
                 format!("{} is not a file of the data directory {}", path.display(), self.root.display()),
             )),
+        }
+    }
+
+    /// The broker has opened all journals: other members may copy the files from here.
+    pub fn note_opened(&self) {
+        let _ = self.member.send(Input::Opened);
+    }
+
+    /// A file is missing, or does not have the bytes that were written. Waits until it is compared with the files of the other
+    /// members. If they have another one, this process restarts, and the member gets a copy from the next leader. Returns if
+    /// theirs is the same.
+    ///
+    /// # Errors
+    /// This member gets a copy: the broker must not change anything because of the damage.
+    pub fn report_damage(&self, path: &Path, what: &str) -> io::Result<()> {
+        let name = self.name_of(path)?;
+        if self.lock().damaged_everywhere.contains(&name) {
+            return Ok(());
+        }
+        let (answer, verdict) = sync_channel(1);
+        let damage = FoundDamage { name: name.clone(), what: what.to_owned(), answer: Some(answer) };
+        let _ = self.member.send(Input::Damaged(damage));
+        match verdict.recv() {
+            Ok(DamageVerdict::Everywhere) => {
+                self.lock().damaged_everywhere.insert(name);
+                Ok(())
+            }
+            // Without an answer, the member has ended.
+            Ok(DamageVerdict::OnlyHere) | Err(_) => {
+                Err(io::Error::other(format!("{name} is damaged ({what}); other nodes have an intact one")))
+            }
         }
     }
 

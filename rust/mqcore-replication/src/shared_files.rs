@@ -29,27 +29,37 @@ impl OpenedFiles {
     /// # Errors
     /// A file cannot be opened.
     pub fn open(root: &Path, index: u64) -> io::Result<Self> {
-        let mut files = Vec::new();
-        for entry in fs::read_dir(root)? {
-            let entry = entry?;
-            let Ok(name) = entry.file_name().into_string() else { continue };
-            if entry.file_type()?.is_dir() {
-                if DIRECTORIES.contains(&&*name) || name.starts_with(SHARD) {
-                    for inner in fs::read_dir(entry.path())? {
-                        let inner = inner?;
-                        if let Ok(file) = inner.file_name().into_string()
-                            && file != LOCK_FILE
-                        {
-                            add(&mut files, format!("{name}/{file}"), &inner.path())?;
-                        }
-                    }
-                }
-            } else if FILES.contains(&&*name) {
-                add(&mut files, name, &entry.path())?;
-            }
-        }
+        let open = |name: String| File::open(root.join(&name)).map(|file| (name, file));
+        let files = names(root)?.into_iter().map(open).collect::<io::Result<_>>()?;
         Ok(Self { index, files })
     }
+}
+
+/// The names of all files that members have in common.
+///
+/// # Errors
+/// A directory cannot be listed.
+pub(crate) fn names(root: &Path) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(root)? {
+        let entry = entry?;
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        if entry.file_type()?.is_dir() {
+            if DIRECTORIES.contains(&&*name) || name.starts_with(SHARD) {
+                for inner in fs::read_dir(entry.path())? {
+                    let inner = inner?;
+                    if let Ok(file) = inner.file_name().into_string()
+                        && file != LOCK_FILE
+                    {
+                        add(&mut names, format!("{name}/{file}"), &inner.path());
+                    }
+                }
+            }
+        } else if FILES.contains(&&*name) {
+            add(&mut names, name, &entry.path());
+        }
+    }
+    Ok(names)
 }
 
 /// Removes all files that members have in common, because a copy replaces them.
@@ -57,15 +67,14 @@ impl OpenedFiles {
 /// # Errors
 /// A file cannot be removed.
 pub(crate) fn remove_files(root: &Path) -> io::Result<()> {
-    for (name, _) in OpenedFiles::open(root, 0)?.files {
+    for name in names(root)? {
         fs::remove_file(root.join(name))?;
     }
     Ok(())
 }
 
-fn add(files: &mut Vec<(String, File)>, name: String, path: &Path) -> io::Result<()> {
+fn add(names: &mut Vec<String>, name: String, path: &Path) {
     if is_valid(&name) && path.is_file() {
-        files.push((name, File::open(path)?));
+        names.push(name);
     }
-    Ok(())
 }

@@ -53,6 +53,9 @@ pub struct MemberStatus {
     pub hears: Vec<u32>,
     /// The version of mqcore.
     pub version: String,
+    /// Why the member cannot take part at the moment. It tries again by itself.
+    #[serde(default)]
+    pub problem: Option<String>,
     /// Why the member has failed.
     pub failure: Option<String>,
 }

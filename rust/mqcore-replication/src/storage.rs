@@ -17,7 +17,7 @@ use crate::operation::{FileOperation, encode_write};
 use crate::replicator::Replicator;
 
 /// Space on the file system that a new file must leave free, for the log of the group.
-const FREE_BYTES_MIN: u64 = 64 << 20;
+pub(crate) const FREE_BYTES_MIN: u64 = 64 << 20;
 /// Largest file whose rename becomes a new file with the same content, which can be repeated.
 const SMALL_BYTES: u64 = if cfg!(test) { 4096 } else { 1 << 20 };
 
@@ -57,6 +57,15 @@ impl DataFiles {
             Self::Local => replace_file(path, content),
             Self::Replicated(replicator) => replicator.put(path, content),
         }
+    }
+
+    /// A file of the data directory is missing, or does not have the bytes that were written. See
+    /// [`Replicator::report_damage`].
+    ///
+    /// # Errors
+    /// This member gets a copy from others: nothing must be changed because of the damage.
+    pub fn report_damage(&self, path: &Path, what: &str) -> io::Result<()> {
+        self.replicator().map_or(Ok(()), |replicator| replicator.report_damage(path, what))
     }
 
     /// The group, if there is one.
@@ -378,6 +387,10 @@ impl Storage for ReplicatedStorage {
     fn sync_directory(&self) -> io::Result<()> {
         self.replicator.sync()
     }
+
+    fn report_damage(&self, file: &str, what: &str) -> io::Result<()> {
+        self.replicator.report_damage(&self.directory.join(file), what)
+    }
 }
 
 impl ReplicatedStorage {
@@ -485,6 +498,13 @@ impl Storage for DataStorage {
         match self {
             Self::Local(storage) => storage.sync_directory(),
             Self::Replicated(storage) => storage.sync_directory(),
+        }
+    }
+
+    fn report_damage(&self, file: &str, what: &str) -> io::Result<()> {
+        match self {
+            Self::Local(storage) => storage.report_damage(file, what),
+            Self::Replicated(storage) => storage.report_damage(file, what),
         }
     }
 }

@@ -6,8 +6,8 @@
 //! caller:   HMAC("call", all of the above)
 //! ```
 //!
-//! Both prove that they know the secret of the cluster. Then frames follow: a length (u32) and that many bytes. Nothing is
-//! encrypted: clusters belong into a private network or a tunnel.
+//! Both prove that they know the secret of the cluster. Then frames follow: a length (u32) and that many bytes. All of
+//! it is inside TLS if the cluster has certificates; otherwise it belongs into a private network.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,10 +19,10 @@ use hmac::{Hmac, KeyInit, Mac};
 use mqcore_consensus::message::ReplicaMessage;
 use sha2::Sha256;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
 use crate::input::MemberGreeting;
+use crate::link::{self, MemberStream, MemberTls};
 
 const MAGIC: &[u8; 5] = b"MQCL\x02";
 /// Frames are entries of one operation, several of them in a message, or parts of files.
@@ -30,10 +30,6 @@ const FRAME_BYTES_MAX: u32 = 64 << 20;
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
 /// Time between attempts to reach a member.
 const CONNECT_PAUSE: Duration = Duration::from_millis(200);
-const CONNECT_TIME: Duration = Duration::from_secs(3);
-/// Time after which a connection ends whose bytes nothing acknowledges.
-#[cfg(target_os = "linux")]
-const UNANSWERED_MAX: Duration = Duration::from_secs(3);
 /// Time between two greetings on a connection.
 const GREETING_INTERVAL: Duration = Duration::from_millis(500);
 /// Messages that wait for a member. The algorithm repeats what is lost.
@@ -52,6 +48,8 @@ pub enum ConnectionKind {
     Copy,
     /// The status of the answerer.
     Status,
+    /// The state of one of the answerer's files.
+    Compare,
 }
 
 impl ConnectionKind {
@@ -60,11 +58,14 @@ impl ConnectionKind {
             Self::Messages => 1,
             Self::Copy => 2,
             Self::Status => 3,
+            Self::Compare => 4,
         }
     }
 
     fn of(number: u8) -> Option<Self> {
-        [Self::Messages, Self::Copy, Self::Status].into_iter().find(|kind| kind.number() == number)
+        [Self::Messages, Self::Copy, Self::Status, Self::Compare]
+            .into_iter()
+            .find(|kind| kind.number() == number)
     }
 }
 
@@ -77,6 +78,8 @@ pub struct MemberCredentials {
     pub node: u32,
     /// The secret.
     pub secret: Vec<u8>,
+    /// The certificates; `None`: nothing is encrypted.
+    pub tls: Option<MemberTls>,
 }
 
 /// A random number.
@@ -104,12 +107,27 @@ impl MemberCredentials {
         Ok(mac)
     }
 
+    /// Connects to the member at `HOST:PORT`, and proves to it that this node belongs to the cluster, as it does. Returns its node,
+    /// too.
+    ///
+    /// # Errors
+    /// The member cannot be reached or does not belong to the cluster.
+    pub async fn connect(
+        &self,
+        address: &str,
+        kind: ConnectionKind,
+    ) -> io::Result<(Box<dyn MemberStream>, u32)> {
+        let mut stream = link::connect(address, self.tls.as_ref()).await?;
+        let node = self.call(&mut stream, kind).await?;
+        Ok((stream, node))
+    }
+
     /// Proves to the member at the other end that this node belongs to the cluster, and checks that the member does. Returns
     /// its node.
     ///
     /// # Errors
     /// It does not, or the connection ends.
-    pub async fn call(&self, stream: &mut TcpStream, kind: ConnectionKind) -> io::Result<u32> {
+    async fn call(&self, stream: &mut Box<dyn MemberStream>, kind: ConnectionKind) -> io::Result<u32> {
         let mut transcript = MAGIC.to_vec();
         transcript.push(kind.number());
         transcript.extend_from_slice(&self.node.to_le_bytes());
@@ -134,7 +152,7 @@ impl MemberCredentials {
     ///
     /// # Errors
     /// The caller does not belong to the cluster, or the connection ends.
-    pub async fn answer(&self, stream: &mut TcpStream) -> io::Result<(u32, ConnectionKind)> {
+    pub async fn answer(&self, stream: &mut Box<dyn MemberStream>) -> io::Result<(u32, ConnectionKind)> {
         let exchange = async {
             let mut head = [0; 11];
             stream.read_exact(&mut head).await?;
@@ -282,8 +300,7 @@ impl Peer {
         credentials: &MemberCredentials,
         queue: &mut mpsc::Receiver<Vec<u8>>,
     ) -> io::Result<()> {
-        let mut stream = connect(&self.address).await?;
-        let node = credentials.call(&mut stream, ConnectionKind::Messages).await?;
+        let (stream, node) = credentials.connect(&self.address, ConnectionKind::Messages).await?;
         if node != self.node {
             let why = format!("node {node} answers at the address of node {}", self.node);
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
@@ -291,7 +308,7 @@ impl Peer {
         // Messages that waited are out of date.
         while queue.try_recv().is_ok() {}
         let mut greet = tokio::time::interval(GREETING_INTERVAL);
-        let (mut reading, mut writing) = stream.into_split();
+        let (mut reading, mut writing) = tokio::io::split(stream);
         let mut nothing = [0];
         loop {
             tokio::select! {
@@ -310,27 +327,4 @@ impl Peer {
             }
         }
     }
-}
-
-/// Connects to a member.
-///
-/// # Errors
-/// It cannot be reached.
-pub async fn connect(address: &str) -> io::Result<TcpStream> {
-    let stream = tokio::time::timeout(CONNECT_TIME, TcpStream::connect(address)).await??;
-    stream.set_nodelay(true)?;
-    end_if_unanswered(&stream)?;
-    Ok(stream)
-}
-
-/// Ends the connection if the other side does not acknowledge for a while. TCP would try for many minutes, with longer and
-/// longer pauses, and use them up even after the network is back.
-#[cfg(target_os = "linux")]
-pub(crate) fn end_if_unanswered(stream: &TcpStream) -> io::Result<()> {
-    Ok(rustix::net::sockopt::set_tcp_user_timeout(stream, UNANSWERED_MAX.as_millis() as u32)?)
-}
-
-#[cfg(not(target_os = "linux"))]
-pub(crate) fn end_if_unanswered(_: &TcpStream) -> io::Result<()> {
-    Ok(())
 }

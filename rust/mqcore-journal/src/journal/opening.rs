@@ -4,10 +4,11 @@ use std::cell::RefCell;
 use std::collections::{BTreeSet, VecDeque};
 
 use super::{Condition, Journal, Spare};
+use crate::catalog::CATALOG;
 use crate::error::JournalError;
-use crate::format::{self, Location, Record, RecordKind};
+use crate::format::{self, Location, Record, RecordKind, segment_name};
 use crate::options::{Options, SEGMENT_BYTES_MIN};
-use crate::recovery::{self, Recovered, Recovery};
+use crate::recovery::{self, CatalogDamage, Recovered, Recovery, RecoveryReport};
 use crate::storage::{Storage, write_whole};
 
 /// Repairs that opening must make before it writes anything.
@@ -21,6 +22,21 @@ pub(crate) struct UnfinishedSegments {
 }
 
 impl<S: Storage> Journal<S> {
+    /// Tells the storage which files are damaged, before anything is repaired.
+    pub(super) fn report_findings(&self, report: &RecoveryReport) -> Result<(), JournalError> {
+        let damaged = report.damaged.iter().map(|damage| (segment_name(damage.segment), damage.to_string()));
+        let missing = report.missing.iter().map(|gone| (segment_name(gone.segment), gone.to_string()));
+        let strays = report.strays.iter().map(|name| (name.clone(), "not a file of this journal".to_owned()));
+        // One readable copy of the catalog is enough.
+        let catalog = report.catalog.iter().filter(|damage| **damage == CatalogDamage::Lost);
+        let catalog = catalog.map(|_| (CATALOG.to_owned(), "missing or unreadable".to_owned()));
+        for (name, what) in damaged.chain(missing).chain(strays).chain(catalog) {
+            let reported = self.storage.report_damage(&name, &what);
+            reported.map_err(|error| JournalError::io("repairing", &name, &error))?;
+        }
+        Ok(())
+    }
+
     /// Reads the files without changing them. The result has no segment to write to; only reading methods may be called.
     pub(crate) fn read_only_state(
         storage: S,

@@ -183,13 +183,19 @@ impl<S: Storage> Journal<S> {
             Checked::Implausible => "expected a record here",
             Checked::Mismatch(_) => "checksum mismatch",
         };
+        // The reader gets the error in any case.
+        let _ = self.storage.report_damage(&format::segment_name(at.segment), why);
         Err(JournalError::Damaged { segment: at.segment, offset: at.offset, why })
     }
 
     fn read_file(&self, number: u32, offset: u64, buffer: &mut [u8]) -> Result<usize, JournalError> {
-        let failed = |error| JournalError::io("reading", &format::segment_name(number), &error);
         let file = self.shared_file(number)?;
-        read_most(&self.storage, &file, offset, buffer).map_err(failed)
+        read_most(&self.storage, &file, offset, buffer).map_err(|error| {
+            let name = format::segment_name(number);
+            // The reader gets the error in any case.
+            let _ = self.storage.report_damage(&name, &error.to_string());
+            JournalError::io("reading", &name, &error)
+        })
     }
 
     /// Returns a segment's file, which stays open as long as the handle is held.

@@ -74,6 +74,7 @@ mod tests {
             has_log: false,
             founders: BTreeMap::new(),
             is_copying: false,
+            is_log_lost: false,
         }
     }
 

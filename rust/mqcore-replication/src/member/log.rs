@@ -18,7 +18,7 @@ use crate::identity::{MemberIdentity, MemberIdentityError};
 const RECORD_BYTES_MAX: u32 = 64 << 20;
 
 /// The log of a member.
-pub(super) struct MemberLog {
+pub(crate) struct MemberLog {
     journal: JournalLog<FileStorage>,
     identity: Rc<RefCell<MemberIdentity>>,
     root: PathBuf,
@@ -26,7 +26,7 @@ pub(super) struct MemberLog {
 
 /// Why the log cannot continue.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum LogError {
+pub(crate) enum LogError {
     #[error(transparent)]
     Journal(#[from] JournalError),
     #[error(transparent)]
@@ -34,7 +34,7 @@ pub(super) enum LogError {
 }
 
 impl MemberLog {
-    pub(super) fn open(root: &Path, identity: &Rc<RefCell<MemberIdentity>>) -> Result<Self, OpenError> {
+    pub(crate) fn open(root: &Path, identity: &Rc<RefCell<MemberIdentity>>) -> Result<Self, OpenError> {
         let storage = FileStorage::open(MemberIdentity::directory(root).join("log")).map_err(|error| {
             OpenError::Journal(JournalError::Io {
                 doing: "opening",
@@ -48,7 +48,7 @@ impl MemberLog {
         Ok(Self { journal, identity: Rc::clone(identity), root: root.to_path_buf() })
     }
 
-    pub(super) fn journal_mut(&mut self) -> &mut JournalLog<FileStorage> {
+    pub(crate) fn journal_mut(&mut self) -> &mut JournalLog<FileStorage> {
         &mut self.journal
     }
 }

@@ -1,6 +1,7 @@
 //! The thread that drives a member's replica and changes its files.
 
 mod copies;
+mod faults;
 mod view;
 
 use std::cell::RefCell;
@@ -30,6 +31,7 @@ use crate::relay::Leader;
 use crate::replicator::{Batch, Replicator};
 use crate::shared_files::OpenedFiles;
 use crate::status::MemberStatus;
+use crate::storage::FREE_BYTES_MIN;
 use crate::transport::{MemberCredentials, Network, random_u64};
 
 /// Inputs before the replica works again.
@@ -40,6 +42,10 @@ const SILENCE_MAX: Duration = Duration::from_secs(3);
 const REPEATED_BYTES: u64 = 8 << 20;
 const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(1);
 const HOUSEKEEPING_BYTES: usize = 8 << 20;
+/// A leader with less free space hands over to a node with more than twice of it: its broker refuses messages soon.
+const LEADER_BYTES_MIN: u64 = FREE_BYTES_MIN + (32 << 20);
+/// Files of a data directory without which a broker has saved nothing.
+const DATA_FILES: [&str; 2] = ["format", "authority.json"];
 /// Pause before another attempt to copy the files of the leader.
 const COPY_PAUSE: Duration = Duration::from_secs(1);
 
@@ -75,6 +81,8 @@ enum Failure {
     Start(#[from] ReplicaStartError),
     #[error("the log of this node is missing")]
     NoLog,
+    #[error("the log of this node is damaged: {0}")]
+    LogDamaged(String),
     #[error(
         "nodes {0:?} have data of brokers without a cluster; keep it on one of them, and move the other data directories away"
     )]
@@ -123,6 +131,8 @@ struct Grouped {
     applied_term: u64,
     /// It has led with up-to-date files.
     led: Option<u64>,
+    /// The broker has opened all journals and found no damage.
+    is_opened: bool,
     housekept: Instant,
 }
 
@@ -130,58 +140,27 @@ impl MemberThread {
     pub(super) fn new(parts: Parts) -> Result<Self, MemberError> {
         let root = &parts.options.data_dir;
         let failed = |why: String| MemberError::Failed(why);
-        let mut identity = parts.identity.clone();
-        if identity.is_copying {
-            tracing::warn!("the copy of the cluster's files was interrupted; this node joins anew");
-            identity = identity.replace(root)?;
-        }
+        let identity = parts.identity.clone();
         let applier = Applier::open(root).map_err(|error| failed(error.to_string()))?;
-        let has_data = identity.generation.is_none() && root.join("format").exists();
+        let is_data = |name| root.join(name).exists();
+        let has_data = identity.generation.is_none() && DATA_FILES.into_iter().any(is_data);
         Ok(Self { parts, identity, has_data, greetings: BTreeMap::new(), applier })
     }
 
     /// Runs until the process ends.
     pub(super) fn run(mut self, inputs: &Receiver<Input>) {
-        let failure = loop {
-            match self.found_and_work(inputs) {
-                Ok(()) => return,
-                Err(Failure::Open(error @ OpenError::Damaged(_))) => self.begin_anew(&error.to_string()),
-                Err(error @ (Failure::NoLog | Failure::Start(ReplicaStartError::LogLost { .. }))) => {
-                    self.begin_anew(&error.to_string());
-                }
-                Err(Failure::Replica(error @ ReplicaError::LogLost { .. })) => {
-                    // The broker of an old leader cannot continue; the next start joins anew.
-                    let mut identity = self.identity.clone();
-                    identity.is_copying = true;
-                    tracing::error!(%error, "the log of this node has lost entries; the node joins anew");
-                    if let Err(error) = identity.save(&self.parts.options.data_dir) {
-                        break error.to_string();
-                    }
-                    restart(&self.parts.options.restart);
-                }
-                Err(failure) => break failure.to_string(),
+        let why = loop {
+            let ended = self.found_and_work(inputs);
+            let Err(failure) = ended else { return };
+            if let Err(why) = self.overcome(failure, inputs) {
+                break why;
             }
         };
-        tracing::error!(
-            why = failure,
-            "this node of the cluster has failed; correct the cause and start it again"
-        );
-        let status = MemberStatus { failure: Some(failure), ..self.status_without_group() };
+        tracing::error!(why, "this node of the cluster has failed; correct the cause and start it again");
+        let status = MemberStatus { failure: Some(why), ..self.status_without_group() };
         self.parts.shared.show(status);
         // The broker would wait for ever, and must not confirm anything.
         self.lose_leadership("this node of the cluster has failed");
-    }
-
-    fn begin_anew(&mut self, why: &str) {
-        tracing::error!(
-            why,
-            "this node has lost a part of its log; it joins the cluster anew and gets a copy of its files"
-        );
-        match self.identity.clone().replace(&self.parts.options.data_dir) {
-            Ok(identity) => self.identity = identity,
-            Err(error) => tracing::error!(%error, "cannot move the files of the old replica away"),
-        }
-        std::thread::sleep(COPY_PAUSE);
     }
 
     fn found_and_work(&mut self, inputs: &Receiver<Input>) -> Result<(), Failure> {
@@ -248,6 +227,9 @@ impl MemberThread {
     // ---- In a group ----------------------------------------------------------------------------------------------------
 
     fn open_group(&mut self) -> Result<Grouped, Failure> {
+        if self.identity.is_log_lost {
+            return Err(Failure::LogDamaged("it could not be written".to_owned()));
+        }
         let identity = Rc::new(RefCell::new(self.identity.clone()));
         let mut log = MemberLog::open(&self.parts.options.data_dir, &identity)?;
         let id = self.identity.replica().unwrap_or_else(|| unreachable!("the node belongs to a group"));
@@ -271,8 +253,9 @@ impl MemberThread {
             waiting: VecDeque::new(),
             proposed: VecDeque::new(),
             compaction: Compaction::default(),
-            copying: Copying::No,
+            copying: if self.identity.is_copying { Copying::Wanted(Instant::now()) } else { Copying::No },
             held: 0,
+            is_opened: false,
             applied_term: 0,
             led: None,
             housekept: Instant::now(),
@@ -320,11 +303,11 @@ impl MemberThread {
             Input::Message(..) => {}
             Input::Greeting(node, greeting) => self.greeted(node, *greeting),
             Input::OpenFiles(answer) => {
-                // Only a leader has carried out all that its files show.
-                let opened = if group.led.is_some() {
+                // Only a leader has carried out all that its files show, and knows that they are intact.
+                let opened = if group.led.is_some() && group.is_opened {
                     OpenedFiles::open(&self.parts.options.data_dir, self.applier.applied())
                 } else {
-                    Err(std::io::Error::other("this node does not lead the cluster"))
+                    Err(std::io::Error::other("this node has not opened its files as the leader"))
                 };
                 // The asker may have gone, here and below.
                 let _ = answer.send(opened);
@@ -341,6 +324,13 @@ impl MemberThread {
                 let _ = answer.send(self.status(group));
             }
             Input::Resign => group.replica.resign(),
+            Input::Opened => group.is_opened = true,
+            Input::OpenFile(name, answer) => {
+                let _ = answer.send(self.open_file(group, &name));
+            }
+            Input::Damaged(damage) => self.judge(group, damage),
+            Input::Judged(damage, verdict) => self.judged(group, &damage, verdict),
+            Input::LogDamaged(why) => return Err(Failure::LogDamaged(why)),
         }
         Ok(())
     }
@@ -504,6 +494,7 @@ impl MemberThread {
         }
         if group.housekept.elapsed() >= HOUSEKEEPING_INTERVAL {
             group.housekept = Instant::now();
+            self.leave_if_disk_is_full(group);
             let now_ms =
                 SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
             let journal = group.replica.log_mut().journal_mut();

@@ -11,6 +11,7 @@ use mqcore_authority::record::{Records, Restrictions, Token, User};
 use mqcore_authority::rule::PermissionRule;
 use mqcore_authority::token::{self, NewToken};
 use mqcore_journal::storage::private::create_private_directory;
+use mqcore_replication::identity::is_replicated;
 use mqcore_replication::storage::DataFiles;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -45,6 +46,14 @@ pub enum StoreError {
     /// An invalid record.
     #[error(transparent)]
     Record(#[from] AuthorityRecordError),
+    /// The other nodes of a cluster would not have the change.
+    #[error(
+        "{path} belongs to a node of a cluster, and the other nodes would not have the change;          keep users and tokens in a file outside the data directory (authority.store), the same on all nodes"
+    )]
+    Replicated {
+        /// The file.
+        path: PathBuf,
+    },
     /// A password is too short or too long.
     #[error(transparent)]
     Password(#[from] PasswordError),
@@ -173,6 +182,9 @@ impl UserStore {
     ) -> Result<T, StoreError> {
         let directory = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
         if let Some(directory) = directory {
+            if self.files.replicator().is_none() && is_replicated(directory) {
+                return Err(StoreError::Replicated { path: self.path.clone() });
+            }
             create_private_directory(directory).map_err(|source| self.io(source))?;
         }
         let lock = private_file(&self.beside("lock")).map_err(|source| self.io(source))?;

@@ -113,6 +113,9 @@ impl Parts {
             Some(Recovery { directory, shards, .. }) => (Some(directory), shards),
             None => (None, Vec::new()),
         };
+        if let Some(replicator) = config.files.replicator() {
+            replicator.note_opened();
+        }
         Ok(Self {
             config,
             port,

@@ -27,6 +27,7 @@ use mqcore_journal::options::Options;
 use mqcore_journal::recovery::RecoveryReport;
 use mqcore_journal::storage::lock::{DirectoryLock, LOCK_FILE};
 use mqcore_journal::storage::private::{create_private_directory, private_options};
+use mqcore_replication::identity::is_replicated;
 use mqcore_replication::storage::{DataFiles, DataStorage};
 
 pub use mqcore_journal::error::JournalError;
@@ -126,6 +127,14 @@ pub enum DataDirError {
         /// The directory.
         path: PathBuf,
     },
+    /// A node of a cluster has copies of it on other machines, which would differ from now on.
+    #[error(
+        "{path} belongs to a node of a cluster: what is changed here would be missing on the other nodes;          run `mqcore cluster force-new` first, and empty the data directories of the other nodes afterwards"
+    )]
+    Replicated {
+        /// The directory.
+        path: PathBuf,
+    },
     /// Not a data directory.
     #[error(
         "{path} is not a data directory of this version: expected \"mqcore data\", a version and a valid checksum, found {found:?}; \
@@ -219,6 +228,9 @@ impl DataDir {
             let path = path.to_path_buf();
             move |source| DataDirError::Io { path, source }
         };
+        if files.replicator().is_none() && is_replicated(path) {
+            return Err(DataDirError::Replicated { path: path.to_path_buf() });
+        }
         create_private_directory(path).map_err(io(path))?;
         let lock = DirectoryLock::exclusive(path).map_err(|source| match source.kind() {
             io::ErrorKind::WouldBlock => DataDirError::Locked { path: path.to_path_buf() },

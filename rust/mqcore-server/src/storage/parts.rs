@@ -7,6 +7,7 @@ use std::path::Path;
 use mqcore_journal::identity::{JournalIdentity, identify};
 use mqcore_journal::inspection::Inspection;
 use mqcore_journal::options::Options;
+use mqcore_journal::snapshot::CATALOG;
 use mqcore_journal::storage::ReadOnlyStorage;
 
 use crate::shard::count::{SHARDS_MAX, random_key};
@@ -28,7 +29,10 @@ pub(crate) fn open(path: &Path, shards: usize, files: &DataFiles) -> Result<Mani
             manifest.write(path, files).map_err(|error| error.at(path))?;
             return Ok(manifest);
         }
-        Err(error) => return Err(error.at(path)),
+        Err(error) => {
+            report_damage(files, &path.join(COPIES[0]), "neither copy of the manifest is readable")?;
+            return Err(error.at(path));
+        }
     };
     let ManifestReading { mut manifest, damaged, is_old, is_stale } = reading;
     if is_old {
@@ -49,6 +53,8 @@ pub(crate) fn open(path: &Path, shards: usize, files: &DataFiles) -> Result<Mani
     let before = manifest.losses.len();
     for loss in examine(path, &manifest)? {
         if !manifest.losses.iter().any(|known| known.covers(&loss)) {
+            let directory = path.join(&loss.journal);
+            report_damage(files, &directory.join(CATALOG), &loss.text)?;
             manifest.losses.push(loss);
         }
     }
@@ -57,6 +63,11 @@ pub(crate) fn open(path: &Path, shards: usize, files: &DataFiles) -> Result<Mani
         manifest.write(path, files).map_err(|error| error.at(path))?;
     }
     Ok(manifest)
+}
+
+/// On a cluster, another node may have what is missing here.
+fn report_damage(files: &DataFiles, path: &Path, what: &str) -> Result<(), DataDirError> {
+    files.report_damage(path, what).map_err(|source| DataDirError::Io { path: path.to_path_buf(), source })
 }
 
 /// The journals that the manifest lists and that are missing or foreign.

@@ -4,7 +4,7 @@ use mqcore_consensus::log::ReplicatedLog;
 use mqcore_consensus::membership::ReplicaId;
 use mqcore_consensus::replica::ReplicaRole;
 
-use super::{Copying, Grouped, MemberThread, SILENCE_MAX};
+use super::{Copying, Grouped, LEADER_BYTES_MIN, MemberThread, SILENCE_MAX};
 use crate::input::MemberGreeting;
 use crate::member::version;
 use crate::relay::Leader;
@@ -14,25 +14,31 @@ impl MemberThread {
     pub(super) fn tell(&mut self, group: &mut Grouped) {
         let members = group.replica.membership();
         let known: Vec<u64> = members.voters.union(&members.learners).map(|id| id.to_number()).collect();
-        self.parts.network.introduce(self.greeting(&known));
+        let is_leading = group.led.is_some();
+        self.parts.network.introduce(MemberGreeting { is_leading, ..self.greeting(&known) });
         let status = self.status(group);
         if status.role != MemberRole::Leading {
             self.lose_leadership("this node does not lead the cluster any more");
         }
-        let leader = match (status.role, status.leader) {
-            (MemberRole::Leading, _) | (_, None) => None,
-            (_, Some(node)) => self.greetings.get(&node).map(|(greeting, _)| Leader {
+        self.know_leader(status.leader.filter(|_| status.role != MemberRole::Leading));
+        self.parts.shared.show(status);
+    }
+
+    /// Clients of this node are passed on to this one from now on.
+    pub(super) fn know_leader(&self, node: Option<u32>) {
+        let describe = |node: u32| {
+            self.greetings.get(&node).map(|(greeting, _)| Leader {
                 node,
                 host: host_of(self.parts.options.peers.get(&node).map_or("", String::as_str)).to_owned(),
                 listeners: greeting.listeners.clone(),
-            }),
+            })
         };
+        let leader = node.and_then(describe);
         self.parts.leader.send_if_modified(|known| {
             let is_new = *known != leader;
             *known = leader;
             is_new
         });
-        self.parts.shared.show(status);
     }
 
     pub(super) fn status(&self, group: &Grouped) -> MemberStatus {
@@ -87,6 +93,8 @@ impl MemberThread {
             has_data: self.has_data,
             known: known.to_vec(),
             is_copying: self.identity.is_copying,
+            has_space: self.free_bytes() >= 2 * LEADER_BYTES_MIN,
+            is_leading: false,
             listeners: self.parts.options.listeners.iter().map(|listener| listener.told()).collect(),
             version: version(),
         }

@@ -1,0 +1,146 @@
+//! The comparison of a damaged file with the files of other members.
+//!
+//! Files of all members are the same after the same entry. A file that differs from another member's can get its bytes from
+//! there. If no other member has a different one, a copy would not help: the bytes were damaged before they were replicated.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use sha2::{Digest as _, Sha256};
+use tokio::sync::oneshot;
+
+use crate::input::{DamageVerdict, Input};
+use crate::link::MemberStream;
+use crate::operation::is_valid;
+use crate::transport::{ConnectionKind, MemberCredentials, invalid, read_frame, write_frame};
+
+/// Pause between two comparisons.
+const PAUSE: Duration = Duration::from_millis(200);
+/// Time until members that are not at the same entry are compared all the same.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Time for the answer of a member, which reads its file.
+const ANSWER_TIME: Duration = Duration::from_secs(30);
+const PIECE_BYTES: usize = 1 << 20;
+
+/// The state of a file after an entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct ComparedFile {
+    /// Index of the entry.
+    index: u64,
+    /// `None`: there is no such file.
+    digest: Option<[u8; 32]>,
+}
+
+/// Compares a file of this member with that of the members at these addresses. Waits until one of them answers.
+pub(crate) async fn judge(
+    name: &str,
+    member: &Sender<Input>,
+    others: &[String],
+    credentials: &MemberCredentials,
+) -> DamageVerdict {
+    let begun = Instant::now();
+    loop {
+        let mut theirs = Vec::new();
+        for address in others {
+            if let Ok(Ok(state)) = tokio::time::timeout(ANSWER_TIME, ask(address, name, credentials)).await {
+                theirs.push(state);
+            }
+        }
+        match read_own(name, member).await {
+            Ok(own) => {
+                if let Some(verdict) = compare(own, &theirs, begun.elapsed() > PATIENCE) {
+                    return verdict;
+                }
+            }
+            // A disk that cannot read the file.
+            Err(error) if !theirs.is_empty() => {
+                tracing::warn!(name, %error, "cannot read a file that is to be compared with other nodes");
+                return DamageVerdict::OnlyHere;
+            }
+            Err(_) => {}
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// `None`: not decided yet. `is_late`: states after different entries count, too.
+fn compare(own: ComparedFile, theirs: &[ComparedFile], is_late: bool) -> Option<DamageVerdict> {
+    let comparable: Vec<_> = theirs.iter().filter(|state| is_late || state.index == own.index).collect();
+    if comparable.iter().any(|state| state.digest != own.digest) {
+        return Some(DamageVerdict::OnlyHere);
+    }
+    (!comparable.is_empty()).then_some(DamageVerdict::Everywhere)
+}
+
+async fn ask(address: &str, name: &str, credentials: &MemberCredentials) -> io::Result<ComparedFile> {
+    let (mut stream, _) = credentials.connect(address, ConnectionKind::Compare).await?;
+    write_frame(&mut stream, &[name.as_bytes()]).await?;
+    let answer = read_frame(&mut stream).await?;
+    let index = answer.first_chunk().ok_or_else(|| invalid("the state of a file is too short"))?;
+    let digest = match answer.get(8..) {
+        Some([]) => None,
+        digest => Some(digest.and_then(|digest| digest.try_into().ok()).ok_or(io::ErrorKind::InvalidData)?),
+    };
+    Ok(ComparedFile { index: u64::from_le_bytes(*index), digest })
+}
+
+/// Answers [`ask`].
+pub(crate) async fn tell_state(stream: &mut Box<dyn MemberStream>, member: &Sender<Input>) -> io::Result<()> {
+    let name = read_frame(stream).await?;
+    let name = str::from_utf8(&name).ok().filter(|name| is_valid(name));
+    let state = read_own(name.ok_or_else(|| invalid("not a name of a file"))?, member).await?;
+    let digest = state.digest.as_ref().map_or(&[][..], |digest| digest);
+    write_frame(stream, &[&state.index.to_le_bytes(), digest]).await
+}
+
+async fn read_own(name: &str, member: &Sender<Input>) -> io::Result<ComparedFile> {
+    let (answer, opened) = oneshot::channel();
+    let ended = || io::Error::from(io::ErrorKind::BrokenPipe);
+    member.send(Input::OpenFile(name.to_owned(), answer)).map_err(|_| ended())?;
+    let opened = opened.await.map_err(|_| ended())??;
+    let digest = match opened.file {
+        Some(file) => {
+            let reading = tokio::task::spawn_blocking(move || digest_of(file));
+            Some(reading.await.map_err(io::Error::other)??)
+        }
+        None => None,
+    };
+    Ok(ComparedFile { index: opened.index, digest })
+}
+
+fn digest_of(mut file: File) -> io::Result<[u8; 32]> {
+    let (mut hash, mut piece) = (Sha256::new(), vec![0; PIECE_BYTES]);
+    loop {
+        match file.read(&mut piece)? {
+            0 => return Ok(hash.finalize().into()),
+            read => hash.update(&piece[..read]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(index: u64, digest: Option<u8>) -> ComparedFile {
+        ComparedFile { index, digest: digest.map(|byte| [byte; 32]) }
+    }
+
+    #[test]
+    fn one_different_file_is_enough_to_copy() {
+        let own = at(5, Some(1));
+        assert_eq!(compare(own, &[at(5, Some(1)), at(5, Some(2))], false), Some(DamageVerdict::OnlyHere));
+        assert_eq!(compare(own, &[at(5, None)], false), Some(DamageVerdict::OnlyHere));
+        assert_eq!(compare(own, &[at(5, Some(1))], false), Some(DamageVerdict::Everywhere));
+    }
+
+    #[test]
+    fn files_after_other_entries_are_compared_at_last() {
+        let own = at(5, Some(1));
+        assert_eq!(compare(own, &[at(4, Some(2))], false), None);
+        assert_eq!(compare(own, &[at(4, Some(2))], true), Some(DamageVerdict::OnlyHere));
+        assert_eq!(compare(own, &[], true), None);
+    }
+}
