@@ -64,6 +64,7 @@ __all__ = [
     "MessageColumn",
     "NodeFrame",
     "NodeView",
+    "ObjectFiles",
     "PendingAnswers",
     "PullStream",
     "QueueView",
@@ -629,6 +630,16 @@ class BackupArchive:
     def read(self, size: int) -> bytes: ...
     def close(self) -> None:
         """Let the broker remove files again."""
+
+@final
+class ObjectFiles:
+    """The objects below a URL, such as ``s3://bucket/backups``."""
+
+    def __new__(cls, url: str) -> ObjectFiles: ...
+    def send(self, name: str, path: str, progress: Callable[[int, int], object]) -> int: ...
+    def receive(self, name: str, path: str, progress: Callable[[int, int], object]) -> int: ...
+    def names(self) -> list[str]: ...
+    def delete(self, name: str) -> None: ...
 
 @final
 class ZstdWriter:

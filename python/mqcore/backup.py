@@ -23,12 +23,12 @@ import shutil
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Protocol, Self
 
-from mqcore import _core, errors
+from mqcore import _core, _object_backups, errors
 from mqcore._http import AdminClient, Rejections
 from mqcore.config import Duration
 from mqcore.progress import Copied
@@ -120,9 +120,14 @@ def backup(
     token: str | None = None,
     timeout: Duration = 60.0,
     tls: TLSConfig | None = None,
+    keep: int | None = None,
     progress: Copied | None = None,
 ) -> BackedUp:
     """Copy everything that a broker has saved, without disturbing it, into a new directory, ``.tar`` or ``.tar.zst``.
+
+    `to` may also be an object: ``s3://BUCKET/NAME.tar.zst``, or a URL of Google or Azure. If it ends with ``/``, the
+    name is the time, and `keep` is the number of backups that stay there; the oldest ones are deleted. Credentials come
+    from the environment variables of the vendors. The backup is made in the directory for temporary files first.
 
     The broker is that whose admin side is at `url`, or the one that runs on `data_dir` of this machine; if none runs
     there, the directory is copied as it is. A broker with users wants the `token` of one who may administer it.
@@ -137,6 +142,12 @@ def backup(
         raise errors.InvalidArgument(
             "a backup is of the broker at a url, or of the one on a data_dir: name one of them"
         )
+    if _object_backups.is_url(to):
+        return _send(
+            str(to), url=url, data_dir=data_dir, token=token, timeout=timeout, tls=tls, keep=keep, progress=progress
+        )
+    if keep is not None:
+        raise errors.InvalidArgument("keep is for backups on object storage")
     path = Path(to)
     check_new(path)
     if data_dir is not None:
@@ -149,6 +160,15 @@ def backup(
     assert url is not None
     with _download(url, token, timeout, tls) as (source, total):
         return _take(source, total, path, progress)
+
+
+def _send(to: str, *, keep: int | None, progress: Copied | None, **source: Any) -> BackedUp:
+    """Make a backup and send it to object storage."""
+    made: list[BackedUp] = []
+    place = _object_backups.send(
+        to, lambda file: made.append(backup(file, progress=progress, **source)), keep=keep, progress=progress
+    )
+    return replace(made[0], path=place)
 
 
 def take(archive: _core.BackupArchive, to: Path, progress: Copied | None) -> BackedUp:
@@ -166,9 +186,16 @@ def check_new(to: Path) -> None:
 
 
 def restore(
-    source: str | os.PathLike[str], data_dir: str | os.PathLike[str], *, progress: Copied | None = None
+    source: str | os.PathLike[str],
+    data_dir: str | os.PathLike[str],
+    *,
+    as_of: datetime | None = None,
+    progress: Copied | None = None,
 ) -> Restored:
     """Create a data directory from a backup.
+
+    `source` may also be an object, as for `backup`. If its URL ends with ``/``, it is the newest backup there, or the
+    newest one that was begun at `as_of` or before.
 
     All checksums are verified, and the new directory is read as `mqcore.journal.verify` does, before it appears at
     `data_dir`, which must not exist or be empty. It is the same journal as the one that was copied: start only one of
@@ -179,6 +206,11 @@ def restore(
     """
     from mqcore import journal
 
+    if _object_backups.is_url(source):
+        with _object_backups.fetched(str(source), as_of=as_of, progress=progress) as file:
+            return restore(file, data_dir, progress=progress)
+    if as_of is not None:
+        raise errors.InvalidArgument("as_of is for backups on object storage")
     path, target = Path(source), Path(data_dir)
     check_new(target)
     total = _input_size(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
 import click
@@ -14,7 +15,16 @@ __all__ = ["backup", "restore"]
 
 @click.command()
 @click.option(
-    "--to", type=click.Path(path_type=Path), required=True, help="Destination: new directory, FILE.tar or FILE.tar.zst."
+    "--to",
+    metavar="PLACE",
+    required=True,
+    help="Destination: new directory, FILE.tar, FILE.tar.zst, or a URL such as s3://BUCKET/backups/.",
+)
+@click.option(
+    "--keep",
+    type=click.IntRange(min=1),
+    metavar="NUMBER",
+    help="Delete older backups at a URL that ends with /, except this number.",
 )
 @click.option("--url", metavar="ADMIN", help="URL of the broker's admin API, for example http://127.0.0.1:2627.")
 @click.option("--data-dir", metavar="DIR", type=click.Path(path_type=Path), help="Data directory of the broker.")
@@ -24,8 +34,19 @@ __all__ = ["backup", "restore"]
     help="Access token with the right to administer the broker. [env: MQCORE_TOKEN]",
 )
 @options.as_json
-def backup(to: Path, url: str | None, data_dir: Path | None, token: str | None, timeout: float, as_json: bool) -> None:
+def backup(
+    to: str,
+    keep: int | None,
+    url: str | None,
+    data_dir: Path | None,
+    token: str | None,
+    timeout: float,
+    as_json: bool,
+) -> None:
     """Copy the saved state of a running broker into a new directory, FILE.tar or FILE.tar.zst.
+
+    PLACE may also be a URL of object storage: s3://BUCKET/NAME.tar.zst, or a URL that ends with / for a name by time.
+    Credentials come from the environment variables of the vendors, such as AWS_ACCESS_KEY_ID.
 
     The backup contains every message confirmed as saved before it started. If no broker runs on DIR, the command
     copies DIR as it is.
@@ -40,7 +61,7 @@ def backup(to: Path, url: str | None, data_dir: Path | None, token: str | None, 
     url = None if found is None else found.url
     token = token or (target.token() if found is None else found.token)
     with output.growing("backup", in_bytes=True) as show:
-        made = make(to, url=url, data_dir=data_dir, token=token, timeout=timeout, progress=show)
+        made = make(to, url=url, data_dir=data_dir, token=token, timeout=timeout, keep=keep, progress=show)
     messages = "" if made.messages is None else f"{made.messages} messages, "
     message = (
         f"{made.path}: {messages}{made.bytes} bytes in {made.files} files, as of {made.created:%Y-%m-%d %H:%M:%S} UTC"
@@ -50,13 +71,21 @@ def backup(to: Path, url: str | None, data_dir: Path | None, token: str | None, 
 
 
 @click.command()
-@click.argument("source", metavar="FROM", type=click.Path(path_type=Path))
+@click.argument("source", metavar="FROM")
+@click.option(
+    "--as-of",
+    metavar="TIME",
+    type=click.DateTime(["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d"]),
+    help="With a URL that ends with /: the newest backup of this time or before. Local time without a time zone.",
+)
 @click.option(
     "--data-dir", metavar="DIR", type=click.Path(path_type=Path), required=True, help="Data directory to create."
 )
 @options.as_json
-def restore(source: Path, data_dir: Path, as_json: bool) -> int:
+def restore(source: str, as_of: datetime | None, data_dir: Path, as_json: bool) -> int:
     """Create the data directory DIR from the backup FROM, verify it, and print a summary.
+
+    FROM may also be a URL of object storage. If it ends with /, the newest backup there is restored.
 
     If the broker's files were damaged when the backup was made, the command restores everything readable and exits
     with code 6.
@@ -64,7 +93,7 @@ def restore(source: Path, data_dir: Path, as_json: bool) -> int:
     from mqcore.backup import restore as restore_backup
 
     with output.growing("restore", in_bytes=True) as show:
-        done = restore_backup(source, data_dir, progress=show)
+        done = restore_backup(source, data_dir, as_of=as_of, progress=show)
     content = {
         **output.plain(done),
         "created": done.created.isoformat(timespec="milliseconds"),

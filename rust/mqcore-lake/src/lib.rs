@@ -20,6 +20,7 @@
 //! | `schema` | columns, partitions and sort order in Iceberg's terms |
 //! | [`reading`] | the archive for readers |
 //! | [`store`] | objects below one URL |
+//! | [`transfer`] | whole files as objects, for backups |
 //! | [`error`] | errors of this crate |
 
 mod catalog;
@@ -34,4 +35,5 @@ pub mod reading;
 mod schema;
 pub mod store;
 mod table;
+pub mod transfer;
 mod usage;

@@ -28,6 +28,7 @@ mod log;
 mod message;
 mod message_batch;
 mod node_filter;
+mod object_files;
 mod pending_answers;
 mod ratelimit;
 mod routing;
@@ -77,6 +78,8 @@ mod _core {
     use crate::message_batch::{Decisions, MessageBatch, MessageColumn};
     #[pymodule_export]
     use crate::node_filter::NodeFrame;
+    #[pymodule_export]
+    use crate::object_files::ObjectFiles;
     #[pymodule_export]
     use crate::pending_answers::PendingAnswers;
     #[pymodule_export]

@@ -18,6 +18,7 @@
 //! | [`history`] | events of messages, read while a broker runs |
 //! | [`inspection`] | queues and messages of a stopped broker |
 //! | [`export`] | the same as one file of rows |
+//! | [`object_files`] | files on object storage, for backups |
 //! | [`acceptance`] | accepts losses |
 //! | [`compaction`] | rewrites the journals of a stopped broker |
 
@@ -30,6 +31,7 @@ pub mod export;
 pub mod history;
 pub mod inspection;
 pub mod loss;
+pub mod object_files;
 
 pub(crate) mod archive_location;
 pub(crate) mod archiver;
