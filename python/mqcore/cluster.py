@@ -9,12 +9,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any, Literal, Self, TypeAlias
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 from mqcore import _core, errors
 
-__all__ = ["NodeStatus", "ReplicaStatus", "status"]
+__all__ = ["LogSyncs", "NodeStatus", "PeerStatus", "ReplicaStatus", "status"]
+
+_T = TypeVar("_T")
 
 NodeRole: TypeAlias = Literal["joining", "copying", "following", "leading"]
 """The role of a node: it waits for the others, copies the files of the leader, follows a leader, or runs the broker."""
@@ -30,6 +32,44 @@ class ReplicaStatus:
     """Its id: the node, and a generation that grows when the node loses its data directory."""
     votes: bool
     """Whether it counts for a majority. A new replica does as soon as it has all data."""
+    matched: int | None = None
+    """Number of the last change that the leader knows it to have saved; `None`: only the leader knows."""
+    lag: int | None = None
+    """Changes in the log of the leader after that one; `None`: only the leader knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogSyncs:
+    """Syncs of the log of a node."""
+
+    count: int = 0
+    """Syncs since its process started."""
+    total_us: int = 0
+    """Their time in microseconds."""
+    mean_us: int = 0
+    """Mean time of those in the last 10 to 20 seconds, in microseconds; 0: there was none."""
+    longest_us: int = 0
+    """The longest of them, in microseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """Another node, as a node knows it from the connections between them."""
+
+    node: int
+    """Its number."""
+    address: str
+    """Its address, to which other nodes connect."""
+    connected: bool
+    """Whether it has sent a report in the last seconds."""
+    silent_ms: int | None = None
+    """Milliseconds since its last report; `None`: there was none since the process started."""
+    version: str | None = None
+    """Its version of mqcore."""
+    clock_offset_ms: int | None = None
+    """Its clock minus the clock of the asked node, in milliseconds."""
+    stalled_ms: int = 0
+    """For how long it had done nothing when it sent its last report, in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +102,37 @@ class NodeStatus:
     """Why the node has failed; `None`: it has not."""
     problem: str | None = None
     """Why the node cannot take part at the moment; it tries again by itself. `None`: it takes part."""
+    address: str = ""
+    """The address to which other nodes connect. Nodes of earlier versions send nothing from here on."""
+    clock_ms: int = 0
+    """Its clock in Unix milliseconds."""
+    log_syncs: LogSyncs = LogSyncs()
+    """Syncs of its log."""
+    log_entries: int = 0
+    """Changes that its log keeps."""
+    log_bytes: int = 0
+    """Bytes of the files of its log."""
+    leader_changes: int = 0
+    """How often another leader was elected, as far as the node has noticed since its process started."""
+    leaderless_ms: int = 0
+    """For how long the node has known no leader, in milliseconds; 0: it knows one."""
+    peers: tuple[PeerStatus, ...] = ()
+    """The other nodes."""
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what a node has sent."""
+        """Read what a node has sent. A node of another version may send more or less."""
         found: dict[str, Any] = json.loads(text)
-        found["replicas"] = tuple(ReplicaStatus(**replica) for replica in found["replicas"])
+        found["replicas"] = tuple(_known(ReplicaStatus, replica) for replica in found["replicas"])
         found["hears"] = tuple(found["hears"])
-        return cls(**found)
+        found["log_syncs"] = _known(LogSyncs, found.get("log_syncs", {}))
+        found["peers"] = tuple(_known(PeerStatus, peer) for peer in found.get("peers", ()))
+        return _known(cls, found)
+
+
+def _known(kind: type[_T], found: dict[str, Any]) -> _T:
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in found.items() if name in names})
 
 
 def status(address: str, *, secret: bytes, name: str = "mqcore", tls: tuple[str, str, str] | None = None) -> NodeStatus:

@@ -254,6 +254,16 @@ impl<L: ReplicatedLog> Replica<L> {
         membership_from_raft(&self.node.raft.prs().conf().to_conf_state())
     }
 
+    /// For a leader, index of the last entry that each replica is known to have. Empty otherwise.
+    #[must_use]
+    pub fn progress(&self) -> BTreeMap<ReplicaId, u64> {
+        if self.role() != ReplicaRole::Leader {
+            return BTreeMap::new();
+        }
+        let known = self.node.raft.prs().iter();
+        known.filter_map(|(id, progress)| Some((ReplicaId::from_number(*id)?, progress.matched))).collect()
+    }
+
     /// The log.
     #[must_use]
     pub fn log(&self) -> &L {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use crate::shared_files::OpenedFiles;
-use crate::status::MemberStatus;
+use crate::status::{MemberReport, MemberStatus};
 
 /// A member's description of itself, for the others.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +38,9 @@ pub struct MemberGreeting {
     pub listeners: Vec<(String, String)>,
     /// Its version of mqcore.
     pub version: String,
+    /// Its report about itself. `None`: an earlier version has none.
+    #[serde(default)]
+    pub report: Option<MemberReport>,
 }
 
 /// A complete copy.

@@ -23,12 +23,14 @@
 //! | [`identity`] | which member of which group a directory belongs to |
 //! | [`status`], [`input`] | the status of a member, and what its thread hears |
 //! | [`link`] | the bytes between two members, with or without TLS |
+//! | [`nodes`] | the nodes of a cluster as one of them sees them |
+//! | `leadership`, `sync_times` | parts of the status: the leaders so far, and how long syncs take |
 //! | [`transport`], [`answering`] | authenticated connections between members |
 //! | [`comparing`], [`verifying`] | damaged files: which member has an intact one, and finding them early |
 //! | [`copying`] | the copy of a whole directory for a new member |
 //! | [`forcing`] | a new group from the files of one member |
 //! | [`member`] | one member: the thread that drives its replica |
-//! | [`relay`] | clients of a member that does not lead |
+//! | [`relay`] | clients of a member that does not lead, and the health checks that it answers itself |
 //!
 //! A member that stops to lead restarts its process: clients have to connect again anyway, and no state of the broker can
 //! survive by accident.
@@ -40,14 +42,17 @@ pub mod copying;
 pub mod forcing;
 pub mod identity;
 pub mod input;
+mod leadership;
 pub mod link;
 pub mod member;
+pub mod nodes;
 pub mod operation;
 pub mod relay;
 pub mod replicator;
 pub mod shared_files;
 pub mod status;
 pub mod storage;
+mod sync_times;
 pub mod transport;
 mod verifying;
 

@@ -24,7 +24,7 @@ use crate::input::Input;
 use crate::link::MemberTls;
 use crate::relay::{Relay, RelayListener};
 use crate::replicator::Replicator;
-use crate::status::{MemberRole, MemberStatus};
+use crate::status::{LatestStatus, MemberRole, MemberStatus};
 use crate::transport::{self, MemberCredentials, Network};
 use crate::verifying::verify_regularly;
 
@@ -85,6 +85,7 @@ pub enum MemberError {
 pub(crate) struct Shared {
     view: Mutex<View>,
     changed: Condvar,
+    latest: LatestStatus,
 }
 
 #[derive(Debug, Default)]
@@ -102,6 +103,7 @@ impl Shared {
     }
 
     fn show(&self, status: MemberStatus) {
+        self.latest.set(status.clone());
         let mut view = self.lock();
         let is_news = view.status.role != status.role
             || view.status.leader != status.leader
@@ -111,6 +113,11 @@ impl Shared {
         if is_news {
             self.changed.notify_all();
         }
+    }
+
+    /// The thread works on something that takes long.
+    fn note_work(&self) {
+        self.latest.touch();
     }
 
     fn is_taken(&self) -> bool {
@@ -170,10 +177,10 @@ impl Member {
         });
         runtime.spawn(answering::accept(listener, Arc::clone(&credentials), inputs.clone()));
         let network = Network::start(runtime.handle(), &credentials, &options.peers);
-        let replicator = Replicator::new(&root, inputs.clone());
         let shared = Arc::new(Shared::default());
+        let replicator = Replicator::new(&root, inputs.clone(), shared.latest.clone());
         let (leader, leaders) = watch::channel(None);
-        let relay = Relay::start(runtime.handle(), &options.listeners, leaders)
+        let relay = Relay::start(runtime.handle(), &options.listeners, leaders, &shared.latest)
             .map_err(|(address, source)| MemberError::Listen { address, source })?;
         let verify_interval = options.verify_interval;
         let thread = thread::MemberThread::new(thread::Parts {

@@ -1,16 +1,23 @@
 //! The listeners of a member that does not lead: each connection is passed on to the same listener of the leader.
 //!
-//! So clients of all protocols may connect to any node. The bytes are not looked at, and TLS ends at the leader.
+//! So clients of all protocols may connect to any node. The bytes are not looked at, and TLS ends at the leader. Only the admin
+//! listener reads the first request, if it is plain HTTP: health checks ask about this node.
+
+mod health;
 
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use tokio::io::copy_bidirectional;
+use tokio::io::{AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::status::LatestStatus;
+
+/// The protocol of the admin side.
+const ADMIN: &str = "admin";
 /// How long a client waits while there is no leader.
 const LEADER_PATIENCE: Duration = Duration::from_secs(10);
 const CONNECT_TIME: Duration = Duration::from_secs(3);
@@ -74,12 +81,14 @@ impl Relay {
         runtime: &tokio::runtime::Handle,
         listeners: &[RelayListener],
         leaders: watch::Receiver<Option<Leader>>,
+        status: &LatestStatus,
     ) -> Result<Self, (String, io::Error)> {
         let _entered = runtime.enter();
         let mut tasks = JoinSet::new();
         for (number, listener) in listeners.iter().enumerate() {
             let bound = bind(listener.address).map_err(|error| (listener.address.to_string(), error))?;
-            tasks.spawn_on(accept(bound, number, listener.protocol.clone(), leaders.clone()), runtime);
+            let place = RelayPlace { number, protocol: listener.protocol.clone(), leaders: leaders.clone() };
+            tasks.spawn_on(accept(bound, place, status.clone()), runtime);
         }
         Ok(Self { tasks, runtime: runtime.clone() })
     }
@@ -101,20 +110,28 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-async fn accept(
-    listener: TcpListener,
+/// The target of the connections of one listener: the same listener of the leader.
+#[derive(Debug, Clone)]
+struct RelayPlace {
+    /// The number of the listener.
     number: usize,
     protocol: String,
     leaders: watch::Receiver<Option<Leader>>,
-) {
+}
+
+async fn accept(listener: TcpListener, place: RelayPlace, status: LatestStatus) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((client, _)) => {
-                    let (protocol, leaders) = (protocol.clone(), leaders.clone());
+                    let (place, status) = (place.clone(), status.clone());
                     connections.spawn(async move {
-                        if let Err(error) = pass_on(client, number, &protocol, leaders).await {
+                        let ended = match place.protocol.as_str() {
+                            ADMIN => health::serve(client, place, &status).await,
+                            _ => pass_on(client, place, &[]).await,
+                        };
+                        if let Err(error) = ended {
                             tracing::debug!(%error, "a relayed connection has ended");
                         }
                     });
@@ -129,50 +146,59 @@ async fn accept(
     }
 }
 
-/// Connects a client to the leader, until one of them ends the connection or there is another leader.
-async fn pass_on(
+/// Connects a client to the leader, which gets what was `received` first.
+async fn pass_on(client: TcpStream, mut place: RelayPlace, received: &[u8]) -> io::Result<()> {
+    let (leader, server) = place.reach_within(LEADER_PATIENCE).await?;
+    join(client, server, received, &mut place, leader).await
+}
+
+/// Copies bytes until a side ends the connection or there is another leader.
+async fn join(
     mut client: TcpStream,
-    number: usize,
-    protocol: &str,
-    mut leaders: watch::Receiver<Option<Leader>>,
+    mut server: TcpStream,
+    received: &[u8],
+    place: &mut RelayPlace,
+    leader: u32,
 ) -> io::Result<()> {
-    let reached = tokio::time::timeout(LEADER_PATIENCE, reach(&mut leaders, number, protocol)).await;
-    let (leader, mut server) = reached??;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
+    server.write_all(received).await?;
     tokio::select! {
         copied = copy_bidirectional(&mut client, &mut server) => copied.map(drop),
         // A client that waits for an answer of an old leader would wait for ever.
-        () = is_replaced(&mut leaders, leader) => Ok(()),
+        () = is_replaced(&mut place.leaders, leader) => Ok(()),
     }
 }
 
-/// Connects to the leader, whose broker may be about to start. Follows if there is another one meanwhile.
-async fn reach(
-    leaders: &mut watch::Receiver<Option<Leader>>,
-    number: usize,
-    protocol: &str,
-) -> io::Result<(u32, TcpStream)> {
-    loop {
-        let found = leaders.wait_for(Option::is_some).await.map_err(io::Error::other)?.clone();
-        let leader = found.ok_or(io::ErrorKind::NotConnected)?;
-        let address = leader.address(number, protocol).ok_or_else(|| {
-            tracing::warn!(
-                node = leader.node,
-                protocol,
-                "the leader has other listeners than this node; give all nodes the same ones"
-            );
-            io::Error::from(io::ErrorKind::AddrNotAvailable)
-        })?;
-        tokio::select! {
-            connected = tokio::time::timeout(CONNECT_TIME, TcpStream::connect(&address)) => {
-                if let Ok(Ok(server)) = connected {
-                    return Ok((leader.node, server));
+impl RelayPlace {
+    async fn reach_within(&mut self, patience: Duration) -> io::Result<(u32, TcpStream)> {
+        tokio::time::timeout(patience, self.reach()).await?
+    }
+
+    /// Connects to the leader, whose broker may be about to start. Follows if there is another one meanwhile.
+    async fn reach(&mut self) -> io::Result<(u32, TcpStream)> {
+        let leaders = &mut self.leaders;
+        loop {
+            let found = leaders.wait_for(Option::is_some).await.map_err(io::Error::other)?.clone();
+            let leader = found.ok_or(io::ErrorKind::NotConnected)?;
+            let address = leader.address(self.number, &self.protocol).ok_or_else(|| {
+                tracing::warn!(
+                    node = leader.node,
+                    protocol = self.protocol,
+                    "the leader has other listeners than this node; give all nodes the same ones"
+                );
+                io::Error::from(io::ErrorKind::AddrNotAvailable)
+            })?;
+            tokio::select! {
+                connected = tokio::time::timeout(CONNECT_TIME, TcpStream::connect(&address)) => {
+                    if let Ok(Ok(server)) = connected {
+                        return Ok((leader.node, server));
+                    }
                 }
+                () = is_replaced(leaders, leader.node) => continue,
             }
-            () = is_replaced(leaders, leader.node) => continue,
+            tokio::time::sleep(CONNECT_PAUSE).await;
         }
-        tokio::time::sleep(CONNECT_PAUSE).await;
     }
 }
 

@@ -12,6 +12,7 @@ use bytes::Bytes;
 
 use crate::input::{DamageVerdict, FoundDamage, Input};
 use crate::operation::{FileOperation, begin_entry};
+use crate::status::LatestStatus;
 
 /// Bytes of an entry, unless one operation has more.
 const ENTRY_BYTES: usize = 1 << 20;
@@ -48,17 +49,25 @@ pub struct Replicator {
     changed: Condvar,
     applied: AtomicU64,
     member: Sender<Input>,
+    status: LatestStatus,
 }
 
 impl Replicator {
-    pub(crate) fn new(root: &Path, member: Sender<Input>) -> Arc<Self> {
+    pub(crate) fn new(root: &Path, member: Sender<Input>, status: LatestStatus) -> Arc<Self> {
         Arc::new(Self {
             root: root.to_path_buf(),
             pending: Mutex::default(),
             changed: Condvar::new(),
             applied: AtomicU64::new(0),
             member,
+            status,
         })
+    }
+
+    /// The latest status of the member.
+    #[must_use]
+    pub fn status(&self) -> &LatestStatus {
+        &self.status
     }
 
     /// The data directory.

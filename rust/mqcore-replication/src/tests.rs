@@ -17,6 +17,7 @@ use crate::applier::Applier;
 use crate::identity::MemberIdentity;
 use crate::input::Input;
 use crate::replicator::Replicator;
+use crate::status::LatestStatus;
 use crate::storage::ReplicatedStorage;
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
@@ -60,7 +61,7 @@ impl Leader {
     fn new(seed: u64) -> Self {
         let scratch = Scratch::new().unwrap();
         let (inputs, received) = channel();
-        let replicator = Replicator::new(scratch.path(), inputs.clone());
+        let replicator = Replicator::new(scratch.path(), inputs.clone(), LatestStatus::default());
         let entries = Arc::new(Mutex::new(Vec::new()));
         let applier = prepared(scratch.path());
         let (theirs, kept) = (Arc::clone(&replicator), Arc::clone(&entries));

@@ -23,6 +23,7 @@ use tokio::sync::mpsc;
 
 use crate::input::MemberGreeting;
 use crate::link::{self, MemberStream, MemberTls};
+use crate::status::clock_ms;
 
 const MAGIC: &[u8; 5] = b"MQCL\x02";
 /// Frames are entries of one operation, several of them in a message, or parts of files.
@@ -318,7 +319,10 @@ impl Peer {
                 },
                 _ = greet.tick() => {
                     let greeting = self.greeting.read().unwrap_or_else(PoisonError::into_inner).clone();
-                    if let Some(greeting) = greeting {
+                    if let Some(mut greeting) = greeting {
+                        if let Some(report) = &mut greeting.report {
+                            report.sent_ms = clock_ms();
+                        }
                         write_frame(&mut writing, &[&[GREETING], &serde_json::to_vec(&greeting)?]).await?;
                     }
                 }

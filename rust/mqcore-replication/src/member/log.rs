@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Instant;
 
 use mqcore_consensus::journal_log::{JournalLog, OpenError};
 use mqcore_consensus::log::{Ballot, LogEntry, LogSnapshot, ReplicatedLog};
@@ -13,6 +14,8 @@ use mqcore_journal::options::Options;
 use mqcore_journal::storage::FileStorage;
 
 use crate::identity::{MemberIdentity, MemberIdentityError};
+use crate::status::LogSyncs;
+use crate::sync_times::SyncTimes;
 
 /// Largest entry: one operation, and what the log adds.
 const RECORD_BYTES_MAX: u32 = 64 << 20;
@@ -22,6 +25,7 @@ pub(crate) struct MemberLog {
     journal: JournalLog<FileStorage>,
     identity: Rc<RefCell<MemberIdentity>>,
     root: PathBuf,
+    sync_times: SyncTimes,
 }
 
 /// Why the log cannot continue.
@@ -45,7 +49,20 @@ impl MemberLog {
         })?;
         let options = Options { max_record_bytes: RECORD_BYTES_MAX, ..Options::default() };
         let journal = JournalLog::open(storage, options)?;
-        Ok(Self { journal, identity: Rc::clone(identity), root: root.to_path_buf() })
+        Ok(Self {
+            journal,
+            identity: Rc::clone(identity),
+            root: root.to_path_buf(),
+            sync_times: SyncTimes::new(Instant::now()),
+        })
+    }
+
+    pub(super) fn syncs(&self) -> LogSyncs {
+        self.sync_times.summary(Instant::now())
+    }
+
+    pub(super) fn file_bytes(&self) -> u64 {
+        self.journal.journal().stats().file_bytes
     }
 
     pub(crate) fn journal_mut(&mut self) -> &mut JournalLog<FileStorage> {
@@ -94,6 +111,9 @@ impl ReplicatedLog for MemberLog {
     }
 
     fn sync(&mut self) -> Result<(), LogError> {
-        Ok(self.journal.sync()?)
+        let begun = Instant::now();
+        self.journal.sync()?;
+        self.sync_times.note(begun.elapsed(), Instant::now());
+        Ok(())
     }
 }

@@ -27,6 +27,7 @@ use super::{MemberError, MemberOptions, Shared};
 use crate::applier::{Applier, ApplyError};
 use crate::identity::{MemberIdentity, MemberIdentityError};
 use crate::input::{Input, MemberGreeting};
+use crate::leadership::LeadershipHistory;
 use crate::relay::Leader;
 use crate::replicator::{Batch, Replicator};
 use crate::shared_files::OpenedFiles;
@@ -113,6 +114,7 @@ pub(super) struct MemberThread {
     identity: MemberIdentity,
     has_data: bool,
     greetings: BTreeMap<u32, (MemberGreeting, Instant)>,
+    leadership: LeadershipHistory,
     applier: Applier,
 }
 
@@ -144,7 +146,8 @@ impl MemberThread {
         let applier = Applier::open(root).map_err(|error| failed(error.to_string()))?;
         let is_data = |name| root.join(name).exists();
         let has_data = identity.generation.is_none() && DATA_FILES.into_iter().any(is_data);
-        Ok(Self { parts, identity, has_data, greetings: BTreeMap::new(), applier })
+        let leadership = LeadershipHistory::new(Instant::now());
+        Ok(Self { parts, identity, has_data, greetings: BTreeMap::new(), leadership, applier })
     }
 
     /// Runs until the process ends.
@@ -176,8 +179,9 @@ impl MemberThread {
     fn find_group(&mut self, inputs: &Receiver<Input>) -> Result<bool, Failure> {
         let mut shown = Founding::Waits(Vec::new());
         loop {
-            self.parts.network.introduce(self.greeting(&[]));
-            self.parts.shared.show(self.status_without_group());
+            let status = self.status_without_group();
+            self.parts.network.introduce(self.greeting(&[], &status));
+            self.parts.shared.show(status);
             match inputs.recv_timeout(self.parts.options.tick) {
                 Ok(Input::Greeting(node, greeting)) => {
                     self.greetings.insert(node, (*greeting, Instant::now()));

@@ -49,6 +49,7 @@ impl MemberThread {
             if entries.is_empty() {
                 return self.copy_again(group, "the log lacks entries after the copy");
             }
+            self.parts.shared.note_work();
             for entry in entries {
                 next = entry.index + 1;
                 self.carry_out(group, entry)?;

@@ -155,7 +155,7 @@ impl MemberThread {
     fn pause(&mut self, inputs: &Receiver<Input>, why: &str, duration: Duration) {
         let status = || MemberStatus { problem: Some(why.to_owned()), ..self.status_without_group() };
         self.parts.shared.show(status());
-        self.parts.network.introduce(self.greeting(&[]));
+        self.parts.network.introduce(self.greeting(&[], &status()));
         // Its clients are served by the leader meanwhile.
         self.know_leader(self.heard_leader());
         let end = Instant::now() + duration;
