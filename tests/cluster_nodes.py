@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -67,11 +68,12 @@ class ClusterNode:
         """Its TMQP listener."""
         return self.listeners[0]
 
-    def start(self) -> None:
+    def start(self, environment: Mapping[str, str] | None = None) -> None:
+        """Start its process, with further environment variables."""
         command = [sys.executable, "-m", "mqcore", "serve", "--config", str(self.config)]
-        environment = {**clean_environment(), **self.environment}
+        variables = {**clean_environment(), **self.environment, **(environment or {})}
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=variables)
 
     def signal(self, number: signal.Signals) -> None:
         assert self.process is not None
@@ -236,6 +238,13 @@ class Cluster:
 def _tls(certificate: NodeCertificate | None) -> str:
     names = ("cert", "key", "ca")
     return "".join(f'{name} = "{path}"\n' for name, path in zip(names, certificate or (), strict=False))
+
+
+def doctor_of_cluster(node: ClusterNode) -> list[dict[str, Any]]:
+    """The checks of `mqcore doctor` on the cluster, with the configuration of a node."""
+    command = [sys.executable, "-m", "mqcore", "doctor", "--json", "--config", str(node.config), "--url", node.admin]
+    ended = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), timeout=60, check=False)
+    return [check for check in json.loads(ended.stdout)["checks"] if check["name"] == "cluster"]
 
 
 def _leads(node: ClusterNode) -> bool:

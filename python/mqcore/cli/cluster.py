@@ -40,10 +40,15 @@ def cluster() -> None:
 @options.as_json
 def ls(config_file: str | None, as_json: bool) -> int:
     """List the nodes of the cluster, each as it sees itself. Exits with 5 if one does not answer, or none leads."""
-    found = _ask(_cluster_of(_loaded(config_file)))
-    rows = [_row(node, address, status) for node, address, status in found]
+    from mqcore.cli.cluster_nodes import ask_nodes
+
+    asked = ask_nodes(_cluster_of(_loaded(config_file)))
+    for each in asked:
+        if each.error is not None:
+            click.echo(each.error, err=True)
+    rows = [_row(each.node, each.address, each.status) for each in asked]
     output.rows("mqcore.cluster.ls/1", "nodes", rows, _COLUMNS, as_json=as_json)
-    statuses = [status for _, _, status in found]
+    statuses = [each.status for each in asked]
     is_well = all(statuses) and any(status.role == "leading" for status in statuses if status is not None)
     return ExitCode.DONE if is_well else ExitCode.UNREACHABLE
 
@@ -95,29 +100,6 @@ def _cluster_of(config: BrokerConfig) -> ClusterConfig:
     if config.cluster is None:
         raise click.UsageError("there is no table [cluster]; name the configuration of a node with --config")
     return config.cluster
-
-
-def _ask(config: ClusterConfig) -> list[tuple[int, str, NodeStatus | None]]:
-    from mqcore import errors
-    from mqcore.cluster import status
-
-    secret = config.read_secret()
-    found: list[tuple[int, str, NodeStatus | None]] = []
-    addresses = dict(peer.split("=", 1) for peer in config.peers)
-    addresses[str(config.node)] = _reachable(config.listen)
-    for node, address in sorted((int(node), address) for node, address in addresses.items()):
-        try:
-            found.append((node, address, status(address, secret=secret, name=config.name, tls=config.tls)))
-        except errors.ConnectFailed as error:
-            click.echo(str(error), err=True)
-            found.append((node, address, None))
-    return found
-
-
-def _reachable(listen: str) -> str:
-    """Return where this node is reached that listens on all addresses."""
-    host, _, port = listen.rpartition(":")
-    return f"127.0.0.1:{port}" if host in ("0.0.0.0", "[::]") else listen  # noqa: S104 - compared, not bound
 
 
 def _row(node: int, address: str, status: NodeStatus | None) -> dict[str, Any]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import platform
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from mqcore.cli import options, output
+from mqcore.cli.checks import Check
 from mqcore.cli.exit_code import ExitCode
 
 if TYPE_CHECKING:
@@ -30,20 +30,14 @@ _DESCRIPTORS_MIN: Final = 4096
 _GROUP_OR_OTHERS: Final = 0o077
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One line of the result."""
-
-    state: str
-    """``ok``, ``warn``, ``fail`` or ``skip``."""
-    name: str
-    text: str
-    remedy: str | None = None
-
-
 @click.command(short_help="Check a broker, its configuration and its machine.")
 @options.admin_side(timeout="15s")
-@click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="Also check this configuration file.")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also check this configuration file, and all nodes of the cluster in its table [cluster].",
+)
 @click.option("--data-dir", type=click.Path(path_type=Path), metavar="DIR", help="Also check this data directory.")
 @options.as_json
 def doctor(
@@ -53,7 +47,7 @@ def doctor(
 
     Exit code 0 if all is well, 1 if something needs attention, 5 if the broker does not answer.
     """
-    checks = [*_configuration(config), *_directory(data_dir)]
+    checks = [*_configuration(config), *_cluster(config), *_directory(data_dir)]
     reached = True
     for check in _broker(url, timeout, token):
         checks.append(check)
@@ -94,6 +88,27 @@ def _configuration(file: Path | None) -> Iterator[Check]:
             yield Check(state="ok", name="configuration", text=f"{file} is valid")
     except (errors.ConfigError, OSError) as error:
         yield Check(state="fail", name="configuration", text=str(error), remedy=f"correct {file}")
+
+
+def _cluster(file: Path | None) -> Iterator[Check]:
+    if file is None:
+        return
+    from mqcore import errors
+    from mqcore.cli.cluster_checks import cluster_checks
+    from mqcore.cli.cluster_nodes import ask_nodes
+    from mqcore.config import BrokerConfig
+
+    try:
+        config = BrokerConfig.load(file).cluster
+    except (errors.ConfigError, OSError):
+        # The check of the configuration has reported it.
+        return
+    if config is None:
+        return
+    try:
+        yield from cluster_checks(ask_nodes(config))
+    except errors.ConfigError as error:
+        yield Check(state="fail", name="cluster", text=str(error), remedy=f"correct the table [cluster] in {file}")
 
 
 def _directory(directory: Path | None) -> Iterator[Check]:
