@@ -110,8 +110,9 @@ def serious_findings(page: Page) -> list[str]:
 
 
 def navigation() -> list[tuple[str, str, str]]:
-    """Path, title and key of each page, in the order of the navigation."""
-    return re.findall(r'path: "([^"]+)", title: "([^"]+)", key: "(.)"', MAIN.read_text(encoding="utf-8"))
+    """Path, title and key of each page of one broker, in the order of the navigation."""
+    table = MAIN.read_text(encoding="utf-8").partition("const PAGES: Page[] = [")[2].partition("];")[0]
+    return re.findall(r'path: "([^"]+)", title: "([^"]+)", key: "(.)"', table)
 
 
 def test_figures_change_without_a_reload(page: Page, broker: ServedBroker) -> None:

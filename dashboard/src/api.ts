@@ -29,6 +29,9 @@ export type RouterTest = Schemas["RouterTestAnswer"];
 export type RouterStep = Schemas["RouterStepAnswer"];
 export type Topic = Schemas["TopicAnswer"];
 export type Node = Schemas["NodeAnswer"];
+/** A cluster, as its leader sees it. */
+export type Cluster = Schemas["ClusterAnswer"];
+export type ClusterNode = Schemas["ClusterNodeAnswer"];
 export type Certificate = Schemas["CertificateAnswer"];
 export type Archive = Schemas["ArchiveAnswer"];
 export type Overview = Schemas["OverviewAnswer"];

@@ -8,6 +8,7 @@ import { access, learnAccess, logOut } from "./access";
 import { token } from "./api";
 import { clock } from "./format";
 import { attention, connection, follow, heardAt, isFrozen, trouble } from "./live";
+import { ClusterPage } from "./pages/cluster";
 import { ConnectionsPage } from "./pages/connections";
 import { JobsPage } from "./pages/jobs";
 import { LimitsPage } from "./pages/limits";
@@ -44,8 +45,15 @@ const PAGES: Page[] = [
   { path: "/system", title: "System", key: "y", page: SystemPage },
 ];
 
+/** Shown if the broker belongs to a cluster. */
+const CLUSTER: Page = { path: "/cluster", title: "Cluster", key: "n", page: ClusterPage };
+
+function pages(): Page[] {
+  return access.value?.cluster ? [...PAGES, CLUSTER] : PAGES;
+}
+
 function App() {
-  const found = PAGES.find((page) => page.path === path.value);
+  const found = pages().find((page) => page.path === path.value);
   const Shown = path.value === "/queue" ? QueuePage : (found?.page ?? OverviewPage);
   const [helps, setHelps] = useState(false);
   const isLive = connection.value === "live";
@@ -64,7 +72,7 @@ function App() {
       <header>
         <h1>mqcore</h1>
         <nav aria-label="pages">
-          {PAGES.map((page) => (
+          {pages().map((page) => (
             <a key={page.path} href={`#${page.path}`} aria-current={page === found ? "page" : undefined}>
               {page.title}
             </a>
@@ -158,12 +166,14 @@ function Login() {
   );
 }
 
-const KEYS: [string, string][] = [
-  ...PAGES.map((page): [string, string] => [`g ${page.key}`, `open ${page.title}`]),
-  ["/", "filter the list, or enter an id"],
-  ["space", "freeze the screen"],
-  ["?", "show these keys"],
-];
+function keys(): [string, string][] {
+  return [
+    ...pages().map((page): [string, string] => [`g ${page.key}`, `open ${page.title}`]),
+    ["/", "filter the list, or enter an id"],
+    ["space", "freeze the screen"],
+    ["?", "show these keys"],
+  ];
+}
 
 function Help({ close }: { close: () => void }) {
   return (
@@ -171,7 +181,7 @@ function Help({ close }: { close: () => void }) {
       <table>
         <caption>Keys</caption>
         <tbody>
-          {KEYS.map(([key, what]) => (
+          {keys().map(([key, what]) => (
             <tr key={key}>
               <th scope="row">
                 <kbd>{key}</kbd>
@@ -196,7 +206,7 @@ function listenToKeys(toggleHelp: () => void): () => void {
   const press = (event: KeyboardEvent) => {
     const inField = event.target instanceof HTMLElement && event.target.matches("input, textarea, select");
     if (inField || event.ctrlKey || event.metaKey || event.altKey) return;
-    const target = PAGES.find((page) => page.key === event.key);
+    const target = pages().find((page) => page.key === event.key);
     if (target && Date.now() - goesSince < SEQUENCE_MS) {
       location.hash = target.path;
       goesSince = 0;

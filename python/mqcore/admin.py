@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from mqcore._admin_changes import MoveResult, clear, discard, disconnect, drain, move, remove_queue, set_status
+from mqcore._admin_cluster import ClusterNode, ClusterState, cluster
 from mqcore._admin_pages import (
     JobQueueState,
     JobsState,
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_URL",
     "Attention",
+    "ClusterNode",
+    "ClusterState",
     "FailedRequest",
     "Finding",
     "HandlerStack",
@@ -69,6 +72,7 @@ __all__ = [
     "WorkerState",
     "attention",
     "clear",
+    "cluster",
     "dead_letter_queue",
     "discard",
     "disconnect",
@@ -148,7 +152,8 @@ class Finding:
     kind: str
     """``records-lost``, ``disk-full``, ``blocked-handler``, ``missing-handler``, ``failing-handler``,
     ``no-consumer``, ``slow-consumer``, ``dead-letters``, ``limit-reached``, ``paused-queue``, ``node-down``,
-    ``clock-jump``, ``archive-lag`` or ``certificate-expiry``."""
+    ``clock-jump``, ``archive-lag``, ``certificate-expiry``, ``cluster-node-down``, ``cluster-no-vote``,
+    ``cluster-lag``, ``cluster-slow-sync``, ``cluster-clock`` or ``cluster-versions``."""
     severity: str
     """``critical``: messages can be lost or are not accepted, or code hangs; ``warning``: messages wait or are
     rejected; ``info``: an operator chose it, and may have forgotten it."""

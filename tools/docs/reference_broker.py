@@ -98,7 +98,8 @@ def metrics() -> str:
         "# Metrics reference\n\n"
         "The metrics of `/metrics`, in the format of Prometheus. `/metrics?queues=1` adds those of single queues.\n"
         "[Operations](../operations.md#metrics-and-alerts) has alerts and a dashboard for Grafana. A metric appears\n"
-        "when its part of the broker is in use; those of data directories and nodes are exported only with them.\n\n"
+        "when its part of the broker is in use; those of data directories and nodes are exported only with them.\n"
+        "[Clusters](../cluster.md#observe-a-cluster) lists those of a node of a cluster.\n\n"
         + table(("name", "type", "labels", "meaning"), rows)
     )
 

@@ -8,6 +8,7 @@
 //! | `queues` | `/queues` |
 //! | `queue` | `/queues/CHANNEL/ID`, and the messages of this queue |
 //! | `connections` | `/connections` |
+//! | `cluster` | `/cluster` |
 //! | `stream` | `/stream`, `/totals` |
 //! | `dashboard` | `/`, `/assets/FILE`: the dashboard's files |
 //! | `openapi` | `/openapi.json` |
@@ -39,6 +40,7 @@ mod audit;
 mod backup;
 mod browser;
 mod changes;
+mod cluster;
 mod connections;
 mod dashboard;
 mod handlers;
@@ -76,6 +78,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use mqcore_broker::model::client::{Peer, PeerCertificate};
+use mqcore_replication::status::LatestStatus;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -199,6 +202,7 @@ fn router(admin: Admin) -> Router {
         .route("/drain", post(changes::drain))
         .route("/queues/{channel}/{id}/messages", get(queue::messages))
         .route("/connections", get(connections::answer))
+        .route("/cluster", get(cluster::answer))
         .route("/totals", get(stream::totals))
         .route("/stream", get(stream::stream))
         .route("/", get(dashboard::index))
@@ -331,7 +335,7 @@ async fn reload_authority(State(admin): State<Admin>) -> Response {
 
 async fn unknown_path(uri: Uri) -> Response {
     let message = format!(
-        "path {} does not exist; use /livez, /readyz, /healthz, /metrics, /attention, /queues, /queues/CHANNEL/ID, /connections, /access, /openapi.json, /drain, /totals, /stream, /overview, /errors, /schedules, /schedules/ID, /handlers/KEY/stack, /jobs, /limits, /limits/KEY, /policies, /policies/NAME, /routers/NAME/test, /users, /audit, /backup, /history, /trace/ID and /authority/reload",
+        "path {} does not exist; use /livez, /readyz, /healthz, /metrics, /attention, /queues, /queues/CHANNEL/ID, /connections, /cluster, /access, /openapi.json, /drain, /totals, /stream, /overview, /errors, /schedules, /schedules/ID, /handlers/KEY/stack, /jobs, /limits, /limits/KEY, /policies, /policies/NAME, /routers/NAME/test, /users, /audit, /backup, /history, /trace/ID and /authority/reload",
         uri.path()
     );
     error(StatusCode::NOT_FOUND, "not-found", &message)
@@ -347,10 +351,14 @@ async fn unknown_method() -> Response {
     tag = "health",
     responses(
         (status = 200, description = "The process runs", body = LiveAnswer),
+        (status = 503, description = "This node of a cluster does not work", body = ErrorAnswer),
     )
 )]
-async fn livez() -> Json<LiveAnswer> {
-    Json(LiveAnswer { status: "live" })
+async fn livez(State(admin): State<Admin>) -> Response {
+    match admin.hub.cluster.as_ref().and_then(LatestStatus::stall) {
+        None => Json(LiveAnswer { status: "live" }).into_response(),
+        Some(why) => error(StatusCode::SERVICE_UNAVAILABLE, "stalled", &why),
+    }
 }
 
 #[utoipa::path(

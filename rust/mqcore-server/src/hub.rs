@@ -11,6 +11,7 @@ use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::unsaved::UnsavedMemory;
 use mqcore_limiter::limiter::Limiter;
 use mqcore_limiter::time::Nanos;
+use mqcore_replication::status::LatestStatus;
 use mqcore_session::any::{AnySession, SharedState};
 use mqcore_session::protocol::Moment;
 use mqcore_session::session::SessionConfig;
@@ -51,6 +52,8 @@ pub(crate) struct Hub {
     pub(crate) authority: Authority,
     /// `None`: this broker has no links to others.
     pub(crate) nodes: Option<Nodes>,
+    /// The status of this node of a cluster. `None`: the data is on this machine only.
+    pub(crate) cluster: Option<LatestStatus>,
     pub(crate) shards: Box<[ShardHandle]>,
     /// Which of them owns a name.
     pub(crate) placement: Placement,

@@ -39,8 +39,10 @@ pub(crate) async fn answer(
     identity: Option<Extension<Arc<Identity>>>,
 ) -> Json<AccessAnswer> {
     let authority = &admin.hub.authority;
+    let cluster = admin.hub.cluster.is_some();
     let Some(Extension(identity)) = identity else {
-        return Json(AccessAnswer { user: None, open: true, administers: Vec::new(), messages: true });
+        let administers = Vec::new();
+        return Json(AccessAnswer { user: None, open: true, administers, messages: true, cluster });
     };
     let mut administers = Vec::new();
     for (part, page) in PARTS {
@@ -50,5 +52,5 @@ pub(crate) async fn answer(
     }
     let user = Some(identity.name.to_string());
     let messages = administers.contains(&"queues");
-    Json(AccessAnswer { user, open: false, administers, messages })
+    Json(AccessAnswer { user, open: false, administers, messages, cluster })
 }

@@ -66,6 +66,8 @@ pub(crate) struct AccessAnswer {
     pub(crate) administers: Vec<&'static str>,
     /// Whether it may read messages.
     pub(crate) messages: bool,
+    /// Whether the broker belongs to a cluster, whose nodes `/cluster` lists.
+    pub(crate) cluster: bool,
 }
 
 /// Findings about the broker.

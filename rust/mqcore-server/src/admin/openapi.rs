@@ -23,6 +23,7 @@ use crate::admin::{
     paths(
         super::livez,
         super::readyz,
+        super::cluster::answer,
         super::metrics_page,
         super::reload_authority,
         access::answer,

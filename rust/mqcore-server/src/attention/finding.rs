@@ -54,10 +54,22 @@ pub(crate) enum FindingKind {
     ArchiveLag,
     /// A certificate expires soon.
     CertificateExpiry,
+    /// A node of the cluster is not connected.
+    ClusterNodeDown,
+    /// A replica of the cluster does not count for a majority.
+    ClusterNoVote,
+    /// A replica of the cluster lacks many changes.
+    ClusterLag,
+    /// The log of a node of the cluster is slow to sync.
+    ClusterSlowSync,
+    /// The clocks of nodes of the cluster differ.
+    ClusterClock,
+    /// Nodes of the cluster run different versions.
+    ClusterVersions,
 }
 
 impl FindingKind {
-    pub(crate) const ALL: [Self; 14] = [
+    pub(crate) const ALL: [Self; 20] = [
         Self::RecordsLost,
         Self::DiskFull,
         Self::BlockedHandler,
@@ -72,6 +84,12 @@ impl FindingKind {
         Self::ClockJump,
         Self::ArchiveLag,
         Self::CertificateExpiry,
+        Self::ClusterNodeDown,
+        Self::ClusterNoVote,
+        Self::ClusterLag,
+        Self::ClusterSlowSync,
+        Self::ClusterClock,
+        Self::ClusterVersions,
     ];
 
     /// The name on admin pages, in metrics and in the output of the command line.
@@ -91,6 +109,12 @@ impl FindingKind {
             Self::ClockJump => "clock-jump",
             Self::ArchiveLag => "archive-lag",
             Self::CertificateExpiry => "certificate-expiry",
+            Self::ClusterNodeDown => "cluster-node-down",
+            Self::ClusterNoVote => "cluster-no-vote",
+            Self::ClusterLag => "cluster-lag",
+            Self::ClusterSlowSync => "cluster-slow-sync",
+            Self::ClusterClock => "cluster-clock",
+            Self::ClusterVersions => "cluster-versions",
         }
     }
 
@@ -99,6 +123,10 @@ impl FindingKind {
         match self {
             Self::NoConsumer | Self::SlowConsumer | Self::BlockedHandler => Duration::from_secs(3),
             Self::NodeDown => Duration::from_secs(2),
+            // A node that starts reports within seconds. A small copy of all files takes less than a minute.
+            Self::ClusterNodeDown | Self::ClusterClock => Duration::from_secs(5),
+            Self::ClusterLag | Self::ClusterVersions => Duration::from_secs(10),
+            Self::ClusterNoVote => Duration::from_secs(60),
             _ => Duration::ZERO,
         }
     }

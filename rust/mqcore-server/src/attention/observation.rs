@@ -1,10 +1,12 @@
 //! The state of the broker at one moment, as far as findings depend on it.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use mqcore_broker::model::node::NodeInformation;
 use mqcore_broker::model::stats::QueueSample;
 use mqcore_broker::model::time::Timestamp;
+use mqcore_replication::status::{LatestStatus, MemberStatus};
 
 use crate::handler::HandlerLoad;
 use crate::hub::Hub;
@@ -20,6 +22,8 @@ pub(super) struct Observation {
     /// Queues that have messages, moved some lately, or cannot work.
     pub(super) queues: Vec<QueueSample>,
     pub(super) nodes: Vec<NodeInformation>,
+    /// The cluster, if the broker belongs to one.
+    pub(super) cluster: Option<Arc<MemberStatus>>,
     pub(super) handlers: Vec<HandlerLoad>,
     pub(super) losses: Vec<Loss>,
     /// Shards whose journal rejects messages.
@@ -64,6 +68,7 @@ impl Observation {
             clock_offset_ms: hub.clock.system_ms() as i64 - now.0 as i64,
             queues: Vec::new(),
             nodes: Vec::new(),
+            cluster: hub.cluster.as_ref().map(LatestStatus::get),
             handlers,
             losses: hub.counters.journal.losses(),
             refusing_shards: hub.counters.journal.refusing_shards(),

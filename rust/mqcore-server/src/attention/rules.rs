@@ -1,5 +1,7 @@
 //! Which findings follow from the state of the broker, and from how it changed.
 
+mod cluster;
+
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -73,6 +75,7 @@ pub(super) fn examine(seen: &Observation, tracks: &QueueTracks, previous: &mut P
     found.extend(clock_jump(seen.clock_offset_ms, previous));
     found.extend(seen.archive.as_ref().filter(|lag| lag.is_lagging).map(archive_lag));
     found.extend(certificates(seen));
+    found.extend(seen.cluster.iter().flat_map(|status| cluster::examine(status)));
     found
 }
 

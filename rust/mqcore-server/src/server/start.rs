@@ -231,6 +231,7 @@ fn make_hub(config: &Config, port: &Arc<dyn HandlerPort>, shared: Shared) -> Arc
         input: InputBudgets::new(config.half_open_bytes_max, config.unfinished_limit()),
         authority: shared.authority,
         nodes: shared.nodes,
+        cluster: config.files.replicator().map(|replicator| replicator.status().clone()),
         shards: shared.shards.into(),
         placement: shared.placement,
         shutdown: shared.shutdown,

@@ -13,11 +13,13 @@
 //! | `limits` | rate limits and the broker's own limits |
 //! | `schedules` | schedules |
 //! | `nodes` | links to other brokers |
+//! | `cluster` | nodes of a cluster |
 //! | `storage` | journals, history, archive |
 
 pub(crate) use queues::QUEUES_MAX;
 
 mod attention;
+mod cluster;
 mod connections;
 mod limits;
 mod messages;
@@ -32,6 +34,7 @@ use std::sync::Arc;
 use mqcore_broker::model::durations::{BOUNDS, Durations};
 use mqcore_broker::model::stats::{QueueStats, ShardStats};
 use mqcore_limiter::time::Nanos;
+use mqcore_replication::status::{LatestStatus, MemberStatus};
 use mqcore_session::protocol::MetricFamily;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
@@ -53,6 +56,8 @@ struct MetricSources {
     /// Times of the program's handlers.
     handler_times: Vec<HandlerTimes>,
     uptime_seconds: f64,
+    /// The cluster, if the broker belongs to one.
+    cluster: Option<Arc<MemberStatus>>,
     /// Whether metrics of single queues are shown.
     per_queue: bool,
 }
@@ -130,6 +135,7 @@ const TABLES: &[Table] = &[
     always(limits::METRICS),
     Table { metrics: nodes::METRICS, applies: |source| source.hub.nodes.is_some() },
     Table { metrics: nodes::UPSTREAMS, applies: |source| nodes::forwarder(source).is_some() },
+    Table { metrics: cluster::METRICS, applies: |source| source.cluster.is_some() },
     always(storage::METRICS),
     Table { metrics: queues::METRICS, applies: |source| source.per_queue },
 ];
@@ -144,7 +150,8 @@ pub(crate) fn render(
 ) -> String {
     let queue_stats = snapshot::queue_stats(&snapshot);
     let hub = Arc::clone(hub);
-    page_of(MetricSources { hub, snapshot, queue_stats, handler_times, uptime_seconds, per_queue })
+    let cluster = hub.cluster.as_ref().map(LatestStatus::get);
+    page_of(MetricSources { hub, snapshot, queue_stats, handler_times, uptime_seconds, cluster, per_queue })
 }
 
 /// The page that a collector describes.

@@ -472,6 +472,7 @@ mod tests {
             registry: Registry::new(1, 1, 1),
             authority: Authority::open(&AuthorityConfig::default(), (None, &DataFiles::Local), None).unwrap(),
             nodes: None,
+            cluster: None,
             shards: [handle].into(),
             placement: Placement::unkeyed(1),
             shutdown: Shutdown::new(),

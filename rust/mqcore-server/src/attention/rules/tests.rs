@@ -18,6 +18,7 @@ fn quiet(at: u64) -> Observation {
         clock_offset_ms: 0,
         queues: Vec::new(),
         nodes: Vec::new(),
+        cluster: None,
         handlers: Vec::new(),
         losses: Vec::new(),
         refusing_shards: Vec::new(),
