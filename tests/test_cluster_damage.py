@@ -275,6 +275,14 @@ def test_one_full_disk_stops_nothing_and_needs_no_operator_afterwards(role: str,
             assert confirmed == list(range(40)), "two nodes are a majority"
         # A leader without space hands over to a node that has some.
         confirmed += publish_all(cluster, 40, 3)
+
+        def reports_full_disk() -> bool:
+            with contextlib.suppress(errors.MqcoreError):
+                findings = mqcore.admin.attention(full.admin, timeout=2.0).findings
+                return any(finding.kind == "cluster-node-failing" for finding in findings)
+            return False
+
+        wait_until(reports_full_disk, limit=20, what="a finding")
         filler.unlink()
         cluster.wait_until_all_follow()
         confirmed += publish_all(cluster, 43, 3)

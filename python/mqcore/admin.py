@@ -152,8 +152,9 @@ class Finding:
     kind: str
     """``records-lost``, ``disk-full``, ``blocked-handler``, ``missing-handler``, ``failing-handler``,
     ``no-consumer``, ``slow-consumer``, ``dead-letters``, ``limit-reached``, ``paused-queue``, ``node-down``,
-    ``clock-jump``, ``archive-lag``, ``certificate-expiry``, ``cluster-node-down``, ``cluster-no-vote``,
-    ``cluster-lag``, ``cluster-slow-sync``, ``cluster-clock`` or ``cluster-versions``."""
+    ``clock-jump``, ``archive-lag``, ``certificate-expiry``, ``cluster-node-down``,
+    ``cluster-node-failing``, ``cluster-no-vote``, ``cluster-lag``, ``cluster-slow-sync``, ``cluster-clock`` or
+    ``cluster-versions``."""
     severity: str
     """``critical``: messages can be lost or are not accepted, or code hangs; ``warning``: messages wait or are
     rejected; ``info``: an operator chose it, and may have forgotten it."""

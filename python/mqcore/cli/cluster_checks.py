@@ -74,6 +74,8 @@ def _failed(answers: dict[int, NodeStatus]) -> Iterator[Check]:
     for node, status in answers.items():
         if status.failure is not None:
             yield _fail(f"node {node} has failed: {status.failure}", "correct the cause, and start the node again")
+        if status.problem is not None:
+            yield _fail(f"node {node} cannot take part: {status.problem}", "correct the cause; the node tries again")
 
 
 def _connections(asked: Sequence[AskedNode], answers: dict[int, NodeStatus]) -> Iterator[Check]:

@@ -35,6 +35,8 @@ pub struct NodeView {
     pub log_syncs: Option<LogSyncs>,
     /// The nodes whose reports it has received in the last seconds.
     pub connected_to: Vec<u32>,
+    /// Why it cannot take part at the moment.
+    pub problem: Option<String>,
 }
 
 impl MemberStatus {
@@ -101,6 +103,7 @@ impl NodeView {
             stalled_ms: peer.stalled_ms,
             log_syncs: Some(report.log_syncs),
             connected_to: report.connected_to.clone(),
+            problem: report.problem.clone(),
             ..known
         }
     }

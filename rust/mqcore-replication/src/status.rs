@@ -83,6 +83,9 @@ pub struct MemberReport {
     pub log_syncs: LogSyncs,
     /// The nodes whose reports it has received in the last seconds.
     pub connected_to: Vec<u32>,
+    /// Why it cannot take part at the moment.
+    #[serde(default)]
+    pub problem: Option<String>,
 }
 
 /// Another node, as a member knows it from connections between them.

@@ -56,6 +56,8 @@ pub(crate) enum FindingKind {
     CertificateExpiry,
     /// A node of the cluster is not connected.
     ClusterNodeDown,
+    /// A node of the cluster cannot take part: its disk is full, fails, or is damaged.
+    ClusterNodeFailing,
     /// A replica of the cluster does not count for a majority.
     ClusterNoVote,
     /// A replica of the cluster lacks many changes.
@@ -69,7 +71,7 @@ pub(crate) enum FindingKind {
 }
 
 impl FindingKind {
-    pub(crate) const ALL: [Self; 20] = [
+    pub(crate) const ALL: [Self; 21] = [
         Self::RecordsLost,
         Self::DiskFull,
         Self::BlockedHandler,
@@ -85,6 +87,7 @@ impl FindingKind {
         Self::ArchiveLag,
         Self::CertificateExpiry,
         Self::ClusterNodeDown,
+        Self::ClusterNodeFailing,
         Self::ClusterNoVote,
         Self::ClusterLag,
         Self::ClusterSlowSync,
@@ -110,6 +113,7 @@ impl FindingKind {
             Self::ArchiveLag => "archive-lag",
             Self::CertificateExpiry => "certificate-expiry",
             Self::ClusterNodeDown => "cluster-node-down",
+            Self::ClusterNodeFailing => "cluster-node-failing",
             Self::ClusterNoVote => "cluster-no-vote",
             Self::ClusterLag => "cluster-lag",
             Self::ClusterSlowSync => "cluster-slow-sync",

@@ -122,6 +122,7 @@ impl MemberThread {
             applied: status.applied,
             log_syncs: status.log_syncs,
             connected_to: status.hears.clone(),
+            problem: status.problem.clone(),
         };
         MemberGreeting {
             incarnation: self.identity.incarnation,

@@ -27,6 +27,7 @@ pub(super) fn examine(status: &MemberStatus) -> Vec<Finding> {
     let mut found = Vec::new();
     for node in &nodes {
         if node.connected {
+            found.extend(failing(node));
             found.extend(without_vote(node));
             found.extend(lag(node));
             found.extend(clock(node));
@@ -59,6 +60,12 @@ fn not_connected(node: &NodeView, spare: u64) -> Finding {
         node.address
     );
     finding(FindingKind::ClusterNodeDown, Severity::Warning, node, cause, &remedy)
+}
+
+fn failing(node: &NodeView) -> Option<Finding> {
+    let cause = format!("it cannot take part: {}", node.problem.as_ref()?);
+    let remedy = "correct the cause; the node tries again each second and continues by itself";
+    Some(finding(FindingKind::ClusterNodeFailing, Severity::Warning, node, cause, remedy))
 }
 
 fn without_vote(node: &NodeView) -> Option<Finding> {
