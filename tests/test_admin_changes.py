@@ -83,7 +83,19 @@ RULES = {
     "client": ("push", "pull", "join"),
     "planner": ("inspect:/access", "administer:/schedules/*"),
 }
-PARTS = ["audit", "connections", "drain", "handlers", "limits", "policies", "queues", "routers", "schedules", "users"]
+PARTS = [
+    "audit",
+    "connections",
+    "drain",
+    "handlers",
+    "jobs",
+    "limits",
+    "policies",
+    "queues",
+    "routers",
+    "schedules",
+    "users",
+]
 
 
 @pytest.fixture(scope="module")

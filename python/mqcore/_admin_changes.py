@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from mqcore import errors as _errors
-from mqcore._http import REFUSALS, AdminClient, queue_path
+from mqcore._http import REFUSALS, AdminClient, queue_path, reading
 from mqcore.config import Duration, seconds
 
 if TYPE_CHECKING:
     from mqcore.progress import Advanced
     from mqcore.tls import TLSConfig
 
-__all__ = ["MoveResult", "clear", "discard", "disconnect", "drain", "move", "remove_queue", "set_status"]
+__all__ = ["MoveResult", "cancel_job", "clear", "discard", "disconnect", "drain", "move", "remove_queue", "set_status"]
 
 _BATCH: Final = 1_000
 
@@ -127,6 +127,38 @@ def disconnect(
     Raises `NotFound` if none is connected, and what `clear` raises.
     """
     _Changes(url, token, timeout, tls).send("DELETE", f"/connections/{urllib.parse.quote(client, safe='')}", None)
+
+
+def cancel_job(
+    url: str,
+    job_id: str,
+    *,
+    queue: str | None = None,
+    hard: bool = False,
+    token: str | None = None,
+    timeout: Duration = 60.0,
+    tls: TLSConfig | None = None,
+) -> bool:
+    """Cancel the job with this id, as `mqcore.jobs.Jobs.cancel` does; false if it has ended already.
+
+    A waiting job is not run. A running job is asked to end; with `hard`, its process is killed. `queue` is its queue,
+    such as ``email`` or ``email/0``. It may be omitted if the job runs, has ended or is part of a flow. When the call
+    returns, the cancellation is on disk. It needs a `token` with the rule ``administer:/jobs/*``.
+
+    Raises `NotFound` if `queue` is omitted and the broker does not know the job, `BadRequest` for an id or a queue of
+    another form, `Nacked` if the cancellation was not saved in time, and what `clear` raises.
+
+    ::
+
+        for job in jobs("http://127.0.0.1:2627", token=token).running:
+            if job.seconds > 3600:
+                cancel_job("http://127.0.0.1:2627", job.id, hard=True, token=token)
+    """
+    wanted: dict[str, Any] = {"hard": hard} if queue is None else {"queue": queue, "hard": hard}
+    changes = _Changes(url, token, timeout, tls)
+    answer = changes.post(f"/jobs/{urllib.parse.quote(job_id, safe='')}/cancel", wanted)
+    with reading("cancelled jobs", changes.url):
+        return bool(answer["cancelled"])
 
 
 def drain(

@@ -25,6 +25,7 @@ __all__ = [
     "JobsState",
     "LimitPage",
     "LimitState",
+    "RunningJob",
     "ScheduleInfo",
     "ScheduleList",
     "WorkerState",
@@ -88,6 +89,22 @@ class WorkerState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunningJob:
+    """A job that a worker runs."""
+
+    id: str
+    """Its id."""
+    queue: str
+    """The address of its queue, ``channel/id``."""
+    worker: str | None
+    """The name of its worker; ``None`` while the connection of the worker ends."""
+    seconds: float
+    """Seconds since the worker got it."""
+    progress: float | None
+    """Its last report of progress, from 0 to 1; ``None`` without one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobsState:
     """Queues of jobs, and workers."""
 
@@ -101,6 +118,10 @@ class JobsState:
     """Number of connected workers."""
     workers: tuple[WorkerState, ...]
     """Connected workers, by name."""
+    running_total: int
+    """Number of all running jobs that can be cancelled. Those of workers of the original EventMQ cannot."""
+    running: tuple[RunningJob, ...]
+    """Up to `limit` of them, those that run longest first."""
 
 
 def jobs(
@@ -113,7 +134,7 @@ def jobs(
     timeout: Duration = 15.0,
     tls: TLSConfig | None = None,
 ) -> JobsState:
-    """Return the job queues and workers of the broker with this admin side.
+    """Return the job queues, workers and running jobs of the broker with this admin side.
 
     `matching` is text that the names of queues contain, in upper or lower case. `limit` is at most 10,000. The other
     arguments and the exceptions are those of `errors`.
@@ -132,6 +153,8 @@ def jobs(
             queues=tuple(JobQueueState(**queue) for queue in content["queues"]),
             workers_total=int(content["workers_total"]),
             workers=tuple(_worker(worker) for worker in content["workers"]),
+            running_total=int(content["running_total"]),
+            running=tuple(RunningJob(**job) for job in content["running"]),
         )
 
 

@@ -14,13 +14,24 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from mqcore._admin_changes import MoveResult, clear, discard, disconnect, drain, move, remove_queue, set_status
+from mqcore._admin_changes import (
+    MoveResult,
+    cancel_job,
+    clear,
+    discard,
+    disconnect,
+    drain,
+    move,
+    remove_queue,
+    set_status,
+)
 from mqcore._admin_cluster import ClusterNode, ClusterState, cluster
 from mqcore._admin_pages import (
     JobQueueState,
     JobsState,
     LimitPage,
     LimitState,
+    RunningJob,
     ScheduleInfo,
     ScheduleList,
     WorkerState,
@@ -62,6 +73,7 @@ __all__ = [
     "QueuePage",
     "QueueRates",
     "QueueState",
+    "RunningJob",
     "ScheduleInfo",
     "ScheduleList",
     "StackFrame",
@@ -71,6 +83,7 @@ __all__ = [
     "TracedClient",
     "WorkerState",
     "attention",
+    "cancel_job",
     "clear",
     "cluster",
     "dead_letter_queue",

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from mqcore import errors
+from mqcore import admin, errors
 from mqcore.jobs import Flow, Jobs, JobStatus
 from served import serving
 from small_disks import mounted_or_skipped, occupy
+from test_admin_changes import new_token
 from web_servers import jobs_url
 
 pytestmark = pytest.mark.timeout(120)
@@ -36,15 +37,17 @@ def fill(flow: Flow[str]) -> None:
 
 
 def test_flows_and_cancellations_are_refused_at_once_until_there_is_space(disk: Path) -> None:
-    url = jobs_url()
-    jobs = Jobs(url)
+    url, data = jobs_url(), disk / "data"
+    data.mkdir(mode=0o700)
+    token = new_token(data, "all", "*")
+    jobs = Jobs(url, token=token)
 
     @jobs.task(queue="kept")
     def keep(text: str) -> str:
         return text
 
-    place = ("--listen", url, "--data-dir", str(disk / "data"))
-    with serving(*place, environment={"MQCORE_SHARDS": "1"}), jobs:
+    place = ("--listen", url, "--admin", "http://127.0.0.1:0", "--data-dir", str(data))
+    with serving(*place, environment={"MQCORE_SHARDS": "1"}) as broker, jobs:
         flow = keep.bind("x" * SIZE).then(keep)
         saved = flow.enqueue()
         occupy(disk / "filler", leave=0)
@@ -56,6 +59,8 @@ def test_flows_and_cancellations_are_refused_at_once_until_there_is_space(disk: 
             jobs.cancel(saved.id, queue="kept", timeout=30.0)
         with pytest.raises(errors.JobRefused, match="cannot save what happens to jobs now"):
             jobs.state(saved.id, timeout=30.0)
+        with pytest.raises(errors.Busy, match="cannot save what happens to jobs now"):
+            admin.cancel_job(broker.admin_url, saved.id, queue="kept", token=token)
         assert time.monotonic() - began < 5.0, "the refusals came late"
         (disk / "filler").unlink()
         deadline = time.monotonic() + 20.0
@@ -67,4 +72,5 @@ def test_flows_and_cancellations_are_refused_at_once_until_there_is_space(disk: 
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
         assert jobs.state(later.id).status is JobStatus.WAITING
-        assert jobs.cancel(saved.id, queue="kept")
+        assert admin.cancel_job(broker.admin_url, saved.id, queue="kept", token=token)
+        assert jobs.cancel(saved.id, queue="kept"), "it stays cancelled"

@@ -1,4 +1,4 @@
-/** Jobs: queues, workers, and failed jobs, which can run again. */
+/** Jobs: queues, workers, running and waiting jobs, which can be cancelled, and failed jobs, which can run again. */
 
 import { useEffect, useState } from "preact/hooks";
 
@@ -12,6 +12,7 @@ import { AnswerError, Filter, Pager, Table } from "../parts";
 import type { Column } from "../parts";
 import { change, parameters, queueLink, traceLink } from "../route";
 import { useAnswer } from "../use_answer";
+import { RunningJobs, WaitingJobs } from "./job_cancellation";
 
 const LIMIT = 50;
 /** Failed jobs that the page shows. */
@@ -28,6 +29,7 @@ export function JobsPage() {
   const answer = useAnswer<Jobs>(`/jobs?${query}`, 2_000);
   const { data, refresh } = answer;
   const chosen = parameters.value.get("failed");
+  const waiting = parameters.value.get("waiting");
   return (
     <>
       <section aria-labelledby="title">
@@ -43,6 +45,8 @@ export function JobsPage() {
         )}
       </section>
       {chosen && <FailedJobs key={chosen} queue={chosen} refresh={refresh} />}
+      {waiting && <WaitingJobs key={waiting} queue={waiting} refresh={refresh} />}
+      {data && data.total > 0 && <RunningJobs jobs={data.running} total={data.running_total} refresh={refresh} />}
       {data && data.total > 0 && (
         <section aria-labelledby="workers">
           <h2 id="workers">Workers</h2>
@@ -79,7 +83,7 @@ function Empty() {
 
 const QUEUES: Column<JobQueue>[] = [
   { name: "queue", cell: (row) => <a href={queueLink(row.queue)}>{row.name}</a> },
-  { name: "waiting", isNumber: true, cell: (row) => count(row.waiting) },
+  { name: "waiting", isNumber: true, cell: (row) => <Waiting queue={row} /> },
   { name: "delayed", isNumber: true, cell: (row) => count(row.delayed) },
   { name: "running", isNumber: true, cell: (row) => count(row.running) },
   { name: "finished", isNumber: true, cell: (row) => count(row.finished) },
@@ -92,6 +96,16 @@ const QUEUES: Column<JobQueue>[] = [
   },
   { name: "workers", isNumber: true, cell: (row) => count(row.workers) },
 ];
+
+/** The number of waiting jobs; a button that lists them, if there are any. */
+function Waiting({ queue: { waiting, queue } }: { queue: JobQueue }) {
+  if (waiting === 0) return <>0</>;
+  return (
+    <button type="button" aria-label={`${count(waiting)} waiting jobs in ${queue}`} onClick={() => change({ waiting: queue })}>
+      {count(waiting)}
+    </button>
+  );
+}
 
 /** The number of failed jobs; a button that lists them, if there are any. */
 function Failed({ queue: { failed, failed_queue: queue } }: { queue: JobQueue }) {

@@ -18,6 +18,7 @@
 //! | `schedules` | `/schedules` |
 //! | `handlers` | `/handlers/KEY/stack` |
 //! | `jobs` | `/jobs` |
+//! | `cancellation` | `/jobs/ID/cancel` |
 //! | `limits` | `/limits`, `/limits/KEY` |
 //! | `policies` | `/policies`, `/policies/NAME` |
 //! | `routers` | `/routers/NAME/test` |
@@ -39,6 +40,7 @@ mod attention;
 mod audit;
 mod backup;
 mod browser;
+mod cancellation;
 mod changes;
 mod cluster;
 mod connections;
@@ -213,6 +215,7 @@ fn router(admin: Admin) -> Router {
         .route("/schedules/{id}", delete(schedules::end))
         .route("/handlers/{key}/stack", get(handlers::stack))
         .route("/jobs", get(jobs::answer))
+        .route("/jobs/{id}/cancel", post(cancellation::cancel))
         .route("/limits", get(limits::list))
         .route("/limits/{key}", post(limits::set).delete(limits::remove))
         .route("/policies", get(policies::list))
@@ -335,7 +338,7 @@ async fn reload_authority(State(admin): State<Admin>) -> Response {
 
 async fn unknown_path(uri: Uri) -> Response {
     let message = format!(
-        "path {} does not exist; use /livez, /readyz, /healthz, /metrics, /attention, /queues, /queues/CHANNEL/ID, /connections, /cluster, /access, /openapi.json, /drain, /totals, /stream, /overview, /errors, /schedules, /schedules/ID, /handlers/KEY/stack, /jobs, /limits, /limits/KEY, /policies, /policies/NAME, /routers/NAME/test, /users, /audit, /backup, /history, /trace/ID and /authority/reload",
+        "path {} does not exist; use /livez, /readyz, /healthz, /metrics, /attention, /queues, /queues/CHANNEL/ID, /connections, /cluster, /access, /openapi.json, /drain, /totals, /stream, /overview, /errors, /schedules, /schedules/ID, /handlers/KEY/stack, /jobs, /jobs/ID/cancel, /limits, /limits/KEY, /policies, /policies/NAME, /routers/NAME/test, /users, /audit, /backup, /history, /trace/ID and /authority/reload",
         uri.path()
     );
     error(StatusCode::NOT_FOUND, "not-found", &message)

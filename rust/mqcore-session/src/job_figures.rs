@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mqcore_broker::model::id::QueueAddress;
+use mqcore_broker::model::id::{ConnectionId, QueueAddress};
 use mqcore_broker::model::time::Timestamp;
 
 /// Job queues and workers, for people.
@@ -36,6 +36,8 @@ pub struct JobQueueFigures {
 pub struct WorkerFigures {
     /// Its identity, or the number of its connection.
     pub name: String,
+    /// Its connection.
+    pub connection: ConnectionId,
     /// The user or token of its login.
     pub user: Option<Arc<str>>,
     /// Names and weights of its queues.

@@ -12,11 +12,12 @@ use crate::admin::answers::AccessAnswer;
 use crate::admin::request::Admin;
 
 /// Parts of the admin side with requests that need the permission to administer, and a page of each.
-const PARTS: [(&str, &str); 10] = [
+const PARTS: [(&str, &str); 11] = [
     ("audit", "/audit"),
     ("connections", "/connections/"),
     ("drain", "/drain"),
     ("handlers", "/handlers/"),
+    ("jobs", "/jobs/"),
     ("limits", "/limits"),
     ("policies", "/policies/"),
     ("queues", "/queues/"),

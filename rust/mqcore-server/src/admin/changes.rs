@@ -346,7 +346,7 @@ pub(super) async fn may_publish(
 }
 
 #[expect(clippy::result_large_err, reason = "the error is the answer to the request")]
-fn parse_queue(text: &str) -> Result<QueueAddress, Response> {
+pub(super) fn parse_queue(text: &str) -> Result<QueueAddress, Response> {
     QueueAddress::parse(text).map_err(|refused| bad_request(&format!("queue {text:?}: {refused}")))
 }
 

@@ -1,4 +1,4 @@
-//! `GET /jobs`: queues of jobs with their waiting, running and failed jobs, and the workers.
+//! `GET /jobs`: queues of jobs with their waiting, running and failed jobs, running jobs, and the workers.
 //!
 //! A failed job is a dead letter. `POST /queues/CHANNEL/ID/move` returns it to its queue, where a worker runs it again.
 
@@ -8,11 +8,12 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use mqcore_broker::model::id::QueueAddress;
+use mqcore_broker::model::id::{ConnectionId, QueueAddress};
 use mqcore_broker::model::options::DeadLetter;
 use mqcore_broker::model::stats::QueueInformation;
 use mqcore_session::job_figures::{JobQueueFigures, WorkerFigures};
-use serde::Serialize;
+use mqcore_session::jobs::{JobLedger, RunningJob};
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::admin::answers::ErrorAnswer;
@@ -35,6 +36,10 @@ pub(crate) struct JobsAnswer {
     workers_total: usize,
     /// The first `limit` of them, by name.
     workers: Vec<WorkerAnswer>,
+    /// Number of all running jobs that can be cancelled. Workers of the original EventMQ cannot be asked to end a job.
+    running_total: usize,
+    /// Up to `limit` of them, those that run longest first.
+    running: Vec<RunningJobAnswer>,
 }
 
 /// A queue of jobs. Counts of running and finished jobs begin with the broker's start.
@@ -61,6 +66,20 @@ pub(crate) struct JobQueueAnswer {
     failed: Option<u64>,
     /// The dead-letter queue. It may contain messages of other queues.
     failed_queue: Option<String>,
+}
+
+/// A running job.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct RunningJobAnswer {
+    id: String,
+    /// Its queue, `CHANNEL/ID`.
+    queue: String,
+    /// The name of its worker; null while its connection ends.
+    worker: Option<String>,
+    /// Seconds since the worker got it.
+    seconds: f64,
+    /// Its last report of progress, from 0 to 1; null without one.
+    progress: Option<f64>,
 }
 
 /// A connected worker.
@@ -124,6 +143,8 @@ async fn page(admin: &Admin, uri: &Uri) -> Result<JobsAnswer, Response> {
         Err(_) => return Err(busy()),
     };
     let now = admin.hub.clock.now().0;
+    let running = admin.hub.schedules.board().longest_running(limit);
+    let names = jobs.workers.iter().map(|worker| (worker.connection, &*worker.name)).collect();
     Ok(JobsAnswer {
         total,
         matched: jobs.queues.len(),
@@ -132,6 +153,8 @@ async fn page(admin: &Admin, uri: &Uri) -> Result<JobsAnswer, Response> {
         queues,
         workers_total: jobs.workers.len(),
         workers: jobs.workers.iter().take(limit).map(|worker| describe_worker(worker, now)).collect(),
+        running_total: running.total,
+        running: running.jobs.iter().map(|(id, job)| describe_running(id, job, &names, now)).collect(),
     })
 }
 
@@ -194,6 +217,28 @@ fn dead_letters(jobs: &JobQueueFigures, found: Option<&QueueInformation>) -> Opt
 
 fn stored(queue: &QueueInformation) -> u64 {
     queue.high_priority + queue.normal
+}
+
+/// The part of a report that is a number.
+#[derive(Deserialize)]
+struct ReportedProgress {
+    fraction: f64,
+}
+
+fn describe_running(
+    id: &[u8],
+    job: &RunningJob,
+    workers: &HashMap<ConnectionId, &str>,
+    now_ms: u64,
+) -> RunningJobAnswer {
+    let report = job.progress.as_deref().and_then(|text| serde_json::from_str::<ReportedProgress>(text).ok());
+    RunningJobAnswer {
+        id: String::from_utf8_lossy(id).into_owned(),
+        queue: job.queue.to_string(),
+        worker: workers.get(&job.worker).map(|name| (*name).to_owned()),
+        seconds: now_ms.saturating_sub(job.began.0) as f64 / 1000.0,
+        progress: report.map(|report| report.fraction),
+    }
 }
 
 fn describe_worker(worker: &WorkerFigures, now_ms: u64) -> WorkerAnswer {

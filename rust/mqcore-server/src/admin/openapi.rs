@@ -10,8 +10,8 @@ use utoipa::openapi::{PathItem, Ref, RefOr, Schema};
 
 use crate::admin::answers::ErrorAnswer;
 use crate::admin::{
-    access, attention, audit, backup, changes, connections, handlers, history, jobs, limits, overview,
-    policies, queue, queues, routers, schedules, stream, trace, users,
+    access, attention, audit, backup, cancellation, changes, connections, handlers, history, jobs, limits,
+    overview, policies, queue, queues, routers, schedules, stream, trace, users,
 };
 
 #[derive(OpenApi)]
@@ -31,6 +31,7 @@ use crate::admin::{
         attention::health,
         audit::answer,
         backup::download,
+        cancellation::cancel,
         changes::disconnect,
         changes::discard,
         changes::drain,

@@ -14,6 +14,11 @@ use crate::net::outbox::{Marks, Order, Outbox};
 /// IDs are never reused within a process, so all servers in it share one counter.
 static NEXT_CONNECTION: AtomicU64 = AtomicU64::new(1);
 
+/// An id that no connection has had: for the next one, or for a request that comes over none.
+pub(crate) fn next_connection() -> ConnectionId {
+    ConnectionId(NEXT_CONNECTION.fetch_add(1, Ordering::Relaxed))
+}
+
 /// All open connections of a server.
 #[derive(Debug)]
 pub(crate) struct Registry {
@@ -70,7 +75,7 @@ impl Registry {
         let evicted =
             if state.half_open.len() >= self.half_open_max { state.half_open.pop_first() } else { None };
         let evicted = evicted.and_then(|connection| state.open.get(&connection).cloned());
-        let connection = ConnectionId(NEXT_CONNECTION.fetch_add(1, Ordering::Relaxed));
+        let connection = next_connection();
         let outbox = Arc::new(Outbox::new(connection, terms, self.marks));
         state.open.insert(connection, Arc::clone(&outbox));
         state.half_open.insert(connection);

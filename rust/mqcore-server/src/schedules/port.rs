@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use mqcore_broker::model::effect::Event;
+use mqcore_broker::model::effect::{Event, JobNotice};
 use mqcore_broker::model::id::{ConnectionId, QueueAddress};
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_scheduler::scheduler::EntryId;
@@ -16,6 +16,7 @@ use mqcore_state::schedules::view::ScheduleList;
 use tokio::sync::oneshot;
 
 use super::end::EndScheduleError;
+use crate::net::registry::next_connection;
 
 /// Maximum bytes of schedules that wait for the thread; more are rejected.
 const WAITING_BYTES_MAX: usize = 64 << 20;
@@ -35,6 +36,8 @@ pub(super) enum PortRequest {
     JobEnded(EndedJob),
     /// A request of a client about jobs.
     Job(ConnectionId, LedgerRequest),
+    /// The same of the admin side, which awaits the answer itself.
+    JobOfAdmin(ConnectionId, LedgerRequest, oneshot::Sender<JobNotice>),
     /// An event of a shard about runs.
     Event(Event),
     /// The manual clock was advanced.
@@ -117,6 +120,14 @@ impl SchedulePort {
         let (answer, receiver) = oneshot::channel();
         self.ask(PortRequest::EndSchedule(id, answer));
         receiver.await.unwrap_or(Err(EndScheduleError::Stopping))
+    }
+
+    /// Asks about a job as a client does, and returns the answer, which comes when its effect is saved. `None`: the server
+    /// has stopped.
+    pub(crate) async fn ask_about_job(&self, request: LedgerRequest) -> Option<JobNotice> {
+        let (answer, receiver) = oneshot::channel();
+        self.ask(PortRequest::JobOfAdmin(next_connection(), request, answer));
+        receiver.await.ok()
     }
 
     /// Passes on an event of a shard for the connection of the publisher.

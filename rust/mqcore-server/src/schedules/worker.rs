@@ -5,9 +5,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use hashbrown::HashMap;
 use mqcore_broker::model::command::{Command, Request};
-use mqcore_broker::model::effect::Event;
-use mqcore_broker::model::id::{QueueAddress, RequestId};
+use mqcore_broker::model::effect::{Event, JobNotice};
+use mqcore_broker::model::id::{ConnectionId, QueueAddress, RequestId};
 use mqcore_broker::model::rejection::Rejection;
 use mqcore_journal::error::JournalError;
 use mqcore_replication::storage::DataStorage;
@@ -46,6 +47,7 @@ pub(crate) fn start(
         hub: Arc::clone(hub),
         shared: Arc::clone(&port.shared),
         ended: Vec::new(),
+        asked: HashMap::new(),
         housekept: Instant::now(),
         pin: Weak::new(),
     };
@@ -65,6 +67,8 @@ struct ScheduleThread {
     shared: Arc<PortState>,
     /// Schedules ended in this round, and how to answer their requests.
     ended: Vec<(EntryId, oneshot::Sender<Result<(), EndScheduleError>>)>,
+    /// Requests of the admin side about jobs that have no answer yet, by the connections that they use instead.
+    asked: HashMap<ConnectionId, oneshot::Sender<JobNotice>>,
     housekept: Instant,
     /// Alive while a backup needs the files as they are.
     pin: Weak<Pin>,
@@ -128,6 +132,12 @@ impl ScheduleThread {
             }
             PortRequest::JobEnded(job) => self.rounds.job_ended(job, self.hub.clock.system_ms()),
             PortRequest::Job(asker, request) => {
+                self.rounds.job_request(asker, request, self.hub.clock.system_ms());
+            }
+            PortRequest::JobOfAdmin(asker, request, answer) => {
+                // While the disk is full, answers wait, and their receivers may have gone.
+                self.asked.retain(|_, answer| !answer.is_closed());
+                self.asked.insert(asker, answer);
                 self.rounds.job_request(asker, request, self.hub.clock.system_ms());
             }
             PortRequest::Event(event) => self.rounds.event(event, self.hub.clock.now().0),
@@ -247,9 +257,13 @@ impl ScheduleThread {
         }
     }
 
-    /// Passes on what sessions hear about jobs. A connection that has ended needs nothing.
+    /// Passes on notices about jobs to sessions and the admin side. A connection that has ended needs nothing.
     fn tell_sessions(&mut self) {
         for (connection, notice) in self.rounds.take_notices() {
+            if let Some(answer) = self.asked.remove(&connection) {
+                let _ = answer.send(notice);
+                continue;
+            }
             let Some(outbox) = self.hub.registry.find(connection) else { continue };
             let event = Event::Job(Box::new(notice));
             let bytes = event.pending_bytes();

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use foldhash::HashMap;
 use mqcore_broker::model::id::{ConnectionId, QueueAddress};
+use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::eventmq::headers;
 use serde_json::value::RawValue;
 
@@ -71,10 +72,21 @@ pub struct RunningJob {
     pub worker: ConnectionId,
     /// The queue of the job.
     pub queue: QueueAddress,
+    /// When the worker got it.
+    pub began: Timestamp,
     /// The last progress report, as JSON.
     pub progress: Option<Box<str>>,
     /// Its key, if a limited number of jobs with that runs at a time.
     pub(super) key: Option<Box<[u8]>>,
+}
+
+/// Jobs that run longest.
+#[derive(Debug)]
+pub struct LongestRunning {
+    /// Number of all running jobs.
+    pub total: usize,
+    /// Jobs with their ids, those that run longest first.
+    pub jobs: Vec<(Box<[u8]>, RunningJob)>,
 }
 
 impl BoardState {
@@ -106,6 +118,7 @@ impl JobBoard {
         worker: ConnectionId,
         queue: &QueueAddress,
         limit: Option<(&[u8], u32)>,
+        now: Timestamp,
     ) -> Result<(), Duration> {
         let mut state = self.lock();
         // Another worker has lost it, and its connection has not ended yet.
@@ -121,7 +134,7 @@ impl JobBoard {
             of_key.postponed = 0;
         }
         let key = limit.map(|(key, _)| key.into());
-        let running = RunningJob { worker, queue: queue.clone(), progress: None, key };
+        let running = RunningJob { worker, queue: queue.clone(), began: now, progress: None, key };
         state.running.insert(job.into(), running);
         Ok(())
     }
@@ -146,6 +159,22 @@ impl JobBoard {
     #[must_use]
     pub fn running(&self, job: &[u8]) -> Option<RunningJob> {
         self.lock().running.get(job).cloned()
+    }
+
+    /// The up to `max` jobs that run longest.
+    #[must_use]
+    pub fn longest_running(&self, max: usize) -> LongestRunning {
+        let state = self.lock();
+        let mut jobs: Vec<_> = state.running.iter().collect();
+        let total = jobs.len();
+        if total > max {
+            // Sorting all of them would hold the lock longer than deliveries should wait.
+            jobs.select_nth_unstable_by_key(max, |(_, job)| job.began);
+            jobs.truncate(max);
+        }
+        jobs.sort_unstable_by(|(id, job), (other_id, other)| (job.began, id).cmp(&(other.began, other_id)));
+        let jobs = jobs.into_iter().map(|(id, job)| (id.clone(), job.clone())).collect();
+        LongestRunning { total, jobs }
     }
 
     /// How far the cancellation of the job of this queue is; `None`: it is not cancelled.
@@ -201,6 +230,8 @@ impl JobBoard {
 mod tests {
     use super::*;
 
+    const NOW: Timestamp = Timestamp(1_000);
+
     #[test]
     fn a_cancelled_job_is_known_by_its_queue_too() {
         let board = JobBoard::default();
@@ -216,10 +247,23 @@ mod tests {
     }
 
     #[test]
+    fn the_jobs_that_run_longest_are_listed_first() {
+        let (board, queue) = (JobBoard::default(), QueueAddress::parse("mail").unwrap());
+        for (job, began) in [(b"c", 30), (b"a", 10), (b"d", 20), (b"b", 20)] {
+            board.began(job, ConnectionId(1), &queue, None, Timestamp(began)).unwrap();
+        }
+        for (max, listed) in [(0, ""), (1, "a"), (3, "abd"), (4, "abdc"), (9, "abdc")] {
+            let LongestRunning { total, jobs } = board.longest_running(max);
+            let ids = jobs.into_iter().flat_map(|(id, _)| id).collect();
+            assert_eq!((total, String::from_utf8(ids).unwrap().as_str()), (4, listed));
+        }
+    }
+
+    #[test]
     fn a_worker_that_lost_a_job_does_not_hide_that_another_one_has_it() {
         let (board, queue) = (JobBoard::default(), QueueAddress::parse("mail").unwrap());
-        board.began(b"job", ConnectionId(1), &queue, None).unwrap();
-        board.began(b"job", ConnectionId(2), &queue, None).unwrap();
+        board.began(b"job", ConnectionId(1), &queue, None, NOW).unwrap();
+        board.began(b"job", ConnectionId(2), &queue, None, NOW).unwrap();
         board.left(b"job", ConnectionId(1));
         board.progressed(b"job", br#"{"fraction": 0.5}"#);
         let running = board.running(b"job").unwrap();
@@ -235,12 +279,12 @@ mod tests {
     fn at_most_as_many_jobs_of_a_key_run_as_it_allows() {
         let (board, queue) = (JobBoard::default(), QueueAddress::parse("mail").unwrap());
         let worker = ConnectionId(1);
-        let began = |job: &[u8], key: &[u8]| board.began(job, worker, &queue, Some((key, 2)));
+        let began = |job: &[u8], key: &[u8]| board.began(job, worker, &queue, Some((key, 2)), NOW);
         began(b"a", b"k").unwrap();
         began(b"b", b"k").unwrap();
         assert_eq!(began(b"c", b"k"), Err(POSTPONED_MIN));
         let other = QueueAddress::parse("other").unwrap();
-        board.began(b"d", worker, &other, Some((b"k", 2))).unwrap();
+        board.began(b"d", worker, &other, Some((b"k", 2)), NOW).unwrap();
         began(b"e", b"another").unwrap();
         board.left(b"a", ConnectionId(2));
         assert!(began(b"c", b"k").is_err(), "another worker has not had it");

@@ -31,6 +31,8 @@ use super::job;
 pub(super) const RESULT_TTL: &[u8] = b"result-ttl";
 /// Maximum steps of a flow.
 pub const STEPS_MAX: usize = 10_000;
+/// Maximum bytes of the id of a job.
+pub const JOB_ID_BYTES_MAX: usize = NAME_BYTES_MAX;
 /// Maximum seconds for which a result is kept.
 const TTL_MAX: u64 = 366 * 24 * 3600;
 

@@ -332,6 +332,7 @@ impl EventmqShared {
         }));
         jobs.workers.extend(state.workers.values().map(|worker| WorkerFigures {
             name: text_of(&worker.identity, worker.connection),
+            connection: worker.connection,
             user: worker.user.clone(),
             queues: worker.queues.iter().map(|queue| (queue.name.clone(), queue.weight)).collect(),
             free: worker.slots.free(),

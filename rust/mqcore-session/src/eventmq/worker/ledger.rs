@@ -29,7 +29,7 @@ impl Work {
     ) -> bool {
         let limit = handed.concurrency();
         if (self.counts || limit.is_some())
-            && let Err(delay) = self.began(id, &deliver.queue, limit)
+            && let Err(delay) = self.began(id, &deliver.queue, limit, now)
         {
             let postponed = Some(("concurrency", Retry::Postponed(now.after(delay))));
             commands.push(settlement(&deliver.queue, deliver.tag, id.clone(), postponed));
@@ -156,9 +156,10 @@ impl Work {
         id: &MessageId,
         queue: &QueueAddress,
         limit: Option<(&[u8], u32)>,
+        now: Timestamp,
     ) -> Result<(), Duration> {
         let Some(ledger) = self.exchange.jobs() else { return Ok(()) };
-        ledger.board().began(id, self.registration.peer.connection, queue, limit)
+        ledger.board().began(id, self.registration.peer.connection, queue, limit, now)
     }
 
     pub(super) fn left(&self, id: &MessageId) {
