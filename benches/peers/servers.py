@@ -21,7 +21,18 @@ from typing import IO, Literal
 from peers.machine import Processors
 from peers.place import Missing, Place, Program, clean_environment
 
-__all__ = ["SERVERS", "Durability", "Kind", "Server", "version_of"]
+__all__ = [
+    "SERVERS",
+    "Durability",
+    "Kind",
+    "Server",
+    "await_listener",
+    "free_port",
+    "port_mapper",
+    "rabbitmq_environment",
+    "running",
+    "version_of",
+]
 
 Durability = Literal["memory", "fsync"]
 
@@ -50,13 +61,14 @@ class Kind:
     version: Callable[[Program], str]
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of loopback that no program uses now."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager
-def _running(
+def running(
     command: list[str | Path],
     processors: Processors,
     directory: Path,
@@ -92,7 +104,7 @@ def _running(
                 process.stdout.close()
 
 
-def _await_listener(process: subprocess.Popen[str], port: int, directory: Path) -> None:
+def await_listener(process: subprocess.Popen[str], port: int, directory: Path) -> None:
     """Wait until a broker listens. Raises `Missing` with its last words if it ends, or takes too long."""
     deadline = time.monotonic() + _START_SECONDS_MAX
     while True:
@@ -120,7 +132,7 @@ def _start_mqcore(
         command += ["--listen", url]
     if durability == "fsync":
         command += ["--data-dir", directory / "data"]
-    with _running(command, processors, directory, {}, speaks=True) as process:
+    with running(command, processors, directory, {}, speaks=True) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
@@ -138,12 +150,12 @@ def _install_redis(place: Place) -> Program:
 
 @contextlib.contextmanager
 def _start_redis(program: Program, durability: Durability, directory: Path, processors: Processors) -> Iterator[Server]:
-    port = _free_port()
+    port = free_port()
     command: list[str | Path] = [program.path, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
     command += ["--dir", directory, "--client-output-buffer-limit", "pubsub 0 0 0"]
     command += ["--appendonly", "yes", "--appendfsync", "always"] if durability == "fsync" else ["--appendonly", "no"]
-    with _running(command, processors, directory, program.environment) as process:
-        _await_listener(process, port, directory)
+    with running(command, processors, directory, program.environment) as process:
+        await_listener(process, port, directory)
         yield Server(process, {"redis": f"127.0.0.1:{port}"})
 
 
@@ -152,13 +164,13 @@ def _start_redis(program: Program, durability: Durability, directory: Path, proc
 
 @contextlib.contextmanager
 def _start_nats(program: Program, durability: Durability, directory: Path, processors: Processors) -> Iterator[Server]:
-    port = _free_port()
+    port = free_port()
     sync = "sync_interval: always, " if durability == "fsync" else ""
     store = f'jetstream {{ {sync}store_dir: "{directory / "jetstream"}" }}'
     (directory / "nats.conf").write_text(f"listen: 127.0.0.1:{port}\n{store}\n")
     command: list[str | Path] = [program.path, "--config", directory / "nats.conf"]
-    with _running(command, processors, directory, program.environment) as process:
-        _await_listener(process, port, directory)
+    with running(command, processors, directory, program.environment) as process:
+        await_listener(process, port, directory)
         yield Server(process, {"nats": f"127.0.0.1:{port}"})
 
 
@@ -190,15 +202,28 @@ def _install_rabbitmq(place: Place) -> Program:
 def _start_rabbitmq(
     program: Program, durability: Durability, directory: Path, processors: Processors
 ) -> Iterator[Server]:
-    port, mapper, distribution = _free_port(), _free_port(), _free_port()
+    port, mapper, distribution = free_port(), free_port(), free_port()
     (directory / "rabbitmq.conf").write_text(f"listeners.tcp.1 = 127.0.0.1:{port}\nlog.console = true\n")
     (directory / "enabled_plugins").write_text("[].\n")
-    environment = {
+    environment = rabbitmq_environment(program, directory, "bench", mapper, distribution)
+    with (
+        port_mapper(environment, mapper, processors, directory),
+        running([program.path], processors, directory, environment) as process,
+    ):
+        await_listener(process, port, directory)
+        yield Server(process, {"amqp": f"127.0.0.1:{port}"})
+
+
+def rabbitmq_environment(
+    program: Program, directory: Path, name: str, mapper: int, distribution: int
+) -> dict[str, str]:
+    """Return the environment of the node `name`, whose files are in `directory`."""
+    return {
         **program.environment,
         "HOME": str(directory),
         "ERL_EPMD_PORT": str(mapper),
         "ERL_EPMD_ADDRESS": "127.0.0.1",
-        "RABBITMQ_NODENAME": "bench@localhost",
+        "RABBITMQ_NODENAME": f"{name}@localhost",
         "RABBITMQ_DIST_PORT": str(distribution),
         "RABBITMQ_CONFIG_FILE": str(directory / "rabbitmq.conf"),
         "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "enabled_plugins"),
@@ -209,16 +234,16 @@ def _start_rabbitmq(
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+sbwt none +sbwtdcpu none +sbwtdio none",
         "RABBITMQ_SERVER_START_ARGS": "-start_epmd false -kernel inet_dist_use_interface {127,0,0,1}",
     }
-    # Erlang's port mapper would otherwise stay after the broker.
+
+
+@contextlib.contextmanager
+def port_mapper(environment: Mapping[str, str], port: int, processors: Processors, directory: Path) -> Iterator[None]:
+    """Run Erlang's port mapper, which would otherwise stay after the broker."""
     path = environment.get("PATH", os.environ["PATH"])
-    epmd: list[str | Path] = ["env", f"PATH={path}", "epmd", "-port", str(mapper), "-address", "127.0.0.1"]
+    epmd: list[str | Path] = ["env", f"PATH={path}", "epmd", "-port", str(port), "-address", "127.0.0.1"]
     (directory / "epmd").mkdir()
-    with (
-        _running(epmd, processors, directory / "epmd", {}),
-        _running([program.path], processors, directory, environment) as process,
-    ):
-        _await_listener(process, port, directory)
-        yield Server(process, {"amqp": f"127.0.0.1:{port}"})
+    with running(epmd, processors, directory / "epmd", {}):
+        yield
 
 
 def _rabbitmq_version(program: Program) -> str:
@@ -236,15 +261,15 @@ def _install_mosquitto(place: Place) -> Program:
 def _start_mosquitto(
     program: Program, durability: Durability, directory: Path, processors: Processors
 ) -> Iterator[Server]:
-    port = _free_port()
+    port = free_port()
     user = "user root\n" if os.geteuid() == 0 else ""
     (directory / "mosquitto.conf").write_text(
         f"listener {port} 127.0.0.1\nallow_anonymous true\npersistence false\nmax_queued_messages 0\n"
         f"set_tcp_nodelay true\n{user}"
     )
     command: list[str | Path] = [program.path, "-c", directory / "mosquitto.conf"]
-    with _running(command, processors, directory, program.environment) as process:
-        _await_listener(process, port, directory)
+    with running(command, processors, directory, program.environment) as process:
+        await_listener(process, port, directory)
         yield Server(process, {"mqtt": f"127.0.0.1:{port}"})
 
 

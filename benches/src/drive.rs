@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::confirmed::{Confirming, Run};
+use crate::latency::Latency;
 use crate::peers::amqp::Amqp;
 use crate::peers::mqtt::Mqtt;
 use crate::peers::nats::Nats;
 use crate::peers::redis::Redis;
 use crate::tmqp::Tmqp;
 use crate::wire::Wire;
-use crate::{BODY_BYTES, fanout, latency, limits};
+use crate::{BODY_BYTES, confirmation_age, fanout, latency, limits};
 
 /// Help of the command.
 pub const HELP: &str = "\
@@ -25,6 +26,8 @@ load drive PROTOCOL ADDRESS WORK [NAME=NUMBER...]
   WORK       broadcast  one producer, consumers=1 that receive everything
              latency    rate=20000 messages a second, open loop
              confirmed  producers=1 with window=512 unconfirmed messages each
+             alone      one message after the other, each confirmed before the next
+             paced      rate=20000 confirmed messages a second, open loop
              counter    connections=50 with pipeline=1 requests in flight each
   NUMBERS    also: body=128 bytes, milliseconds=3000, warm-up=500 milliseconds";
 
@@ -87,10 +90,7 @@ impl Drive {
             "latency" => {
                 let rate = self.number("rate", 20_000) as u32;
                 let run = latency::measure(&*self.wire()?, rate, warm_up, duration)?;
-                let [p50, p99, p999, max] =
-                    [run.p50, run.p99, run.p999, run.max].map(|age| age.as_secs_f64() * 1e6);
-                let messages = (warm_up + duration).as_secs_f64() * f64::from(rate);
-                Ok(json!({"p50": p50, "p99": p99, "p999": p999, "max": max, "messages": messages}))
+                Ok(ages(&run, (warm_up + duration).as_secs_f64() * f64::from(rate)))
             }
             "confirmed" => {
                 let (producers, window) = (self.number("producers", 1), self.number("window", 512));
@@ -102,6 +102,15 @@ impl Drive {
                 let rate = (run.confirmed - before) as f64 / start.elapsed().as_secs_f64();
                 run.finish()?;
                 Ok(json!({"rate": rate, "messages": run.confirmed}))
+            }
+            "alone" => {
+                let run = confirmation_age::alone(&*self.confirming()?, warm_up, duration)?;
+                Ok(ages(&run, run.messages as f64))
+            }
+            "paced" => {
+                let rate = self.number("rate", 20_000) as f64;
+                let run = confirmation_age::paced(&*self.confirming()?, rate, warm_up, duration)?;
+                Ok(ages(&run, (warm_up + duration).as_secs_f64() * rate))
             }
             "counter" => {
                 let (connections, pipeline) = (self.number("connections", 50), self.number("pipeline", 1));
@@ -146,4 +155,10 @@ impl Drive {
     fn impossible(&self) -> io::Error {
         io::Error::other(format!("{} cannot do the work {}", self.protocol, self.work))
     }
+}
+
+/// The values of a measurement of times, in microseconds.
+fn ages(run: &Latency, messages: f64) -> Value {
+    let [p50, p99, p999, max] = [run.p50, run.p99, run.p999, run.max].map(|age| age.as_secs_f64() * 1e6);
+    json!({"p50": p50, "p99": p99, "p999": p999, "max": max, "messages": messages})
 }

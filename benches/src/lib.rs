@@ -6,7 +6,7 @@
 //! |---|---|
 //! | [`scenario`] | the scenarios by name, and their comparisons |
 //! | [`fanout`], [`work_queue`], [`latency`], [`memory`], [`durable`], [`limits`], [`eventmq`], [`schedules`] | the measurements |
-//! | [`confirmed`] | producers that wait for confirmations |
+//! | [`confirmed`], [`confirmation_age`] | producers that wait for confirmations |
 //! | [`drive`] | one measurement of a broker that another program started |
 //! | [`plain_loop`] | the speed of the disk without a broker |
 //! | [`wire`] | the interface to a protocol |
@@ -15,6 +15,7 @@
 //! | [`report`] | figures as a table and as JSON |
 
 pub mod backlog;
+pub mod confirmation_age;
 pub mod confirmed;
 pub mod drive;
 pub mod durable;

@@ -35,6 +35,18 @@ async def prepare_fsync(options: Options) -> Values:
     return {}
 
 
+async def prepare_replicated(options: Options) -> Values:
+    """Create the stream of the load generator on three nodes, and return the number of its leader, `node-N`."""
+    async with connected(options) as client:
+        stream = client.jetstream(timeout=30)
+        terms = {"subjects": ["stream"], "storage": api.StorageType.FILE, "num_replicas": 3}
+        created = await stream.add_stream(name="BENCH", **terms)
+        while created.cluster is None or len(created.cluster.replicas or ()) < 2 or not created.cluster.leader:
+            await asyncio.sleep(0.1)
+            created = await stream.stream_info("BENCH")
+        return {"leader": float(created.cluster.leader.rpartition("-")[2])}
+
+
 async def keep_last(client: Any) -> Any:
     """Create a stream in memory that keeps the last message only."""
     stream = client.jetstream()
@@ -112,6 +124,7 @@ async def request_response(options: Options) -> Values:
 run(
     {
         "prepare-fsync": prepare_fsync,
+        "prepare-replicated": prepare_replicated,
         "publish-unconfirmed": publish_unconfirmed,
         "publish-confirmed": publish_confirmed,
         "publish-gather": publish_gather,
