@@ -146,6 +146,7 @@ ELSEWHERE: Final = {
     "serve": "runs until a signal: test_serve_prints_its_ready_line_only",
     "drain": "stops a broker: test_drain_reports_what_it_started",
     "cluster force-new": "needs a stopped node of a cluster: tests/test_cluster_damage.py",
+    "cluster promote": "needs a cluster: test_an_operator_chooses_the_leader in tests/test_cluster.py",
     "cluster ls": "needs a cluster: test_the_command_line_lists_the_nodes in tests/test_cluster.py",
     "run": "runs until a signal: tests/test_cli_run.py",
     "docs asyncapi": "needs an app: tests/test_asyncapi.py",

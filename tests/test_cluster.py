@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import mqcore
-from cluster_nodes import Cluster, ClusterNode, running_cluster
+from cluster_nodes import SECRET, Cluster, ClusterNode, running_cluster
 from mqcore import errors
 from mqcore.config import ClusterConfig
 from mqcore.jobs import Jobs, Worker
@@ -416,6 +416,28 @@ def test_clients_of_all_protocols_continue_on_another_node(tmp_path: Path) -> No
         finally:
             worker.stop()
             runs.join()
+
+
+def test_an_operator_chooses_the_leader(cluster: Cluster) -> None:
+    cluster.wait_until_all_follow()
+    publish(cluster.leader(), range(20))
+    chosen = cluster.followers()[1]
+
+    def run(node: int) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "mqcore", "cluster", "promote", str(node), "--config", str(chosen.config)]
+        return subprocess.run(command, capture_output=True, text=True, env=clean_environment(), check=False)
+
+    done = run(chosen.number)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"node {chosen.number} leads\n"
+    assert cluster.leader() is chosen
+    assert take(chosen, 20) == list(range(20))
+    refused = run(9)
+    assert refused.returncode != 0
+    assert "node 9 is not connected" in refused.stderr
+    follower = cluster.followers()[0]
+    with pytest.raises(errors.Unacceptable, match="does not lead"):
+        mqcore.cluster.promote(chosen.number, follower.address, secret=SECRET.encode(), name="tests")
 
 
 def test_a_directory_of_a_node_is_not_changed_without_the_others(cluster: Cluster) -> None:

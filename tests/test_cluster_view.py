@@ -73,6 +73,13 @@ def publish(node: ClusterNode, count: int) -> None:
 def test_the_leader_shows_all_nodes_and_any_node_passes_that_on(cluster: Cluster) -> None:
     leader = cluster.leader()
     publish(leader, 50)
+
+    def all_report_syncs() -> bool:
+        seen = mqcore.admin.cluster(leader.admin)
+        return seen is not None and all(node.log_syncs and node.log_syncs.count for node in seen.nodes)
+
+    # Followers report with some delay.
+    wait_until(all_report_syncs, limit=10, what="syncs of all nodes")
     found = mqcore.admin.cluster(cluster.followers()[0].admin)
     assert found is not None
     assert (found.cluster, found.leader, found.spare_nodes, found.changing) == ("tests", leader.number, 1, False)

@@ -60,7 +60,9 @@ def publish(broker: mqcore.Broker, numbers: range) -> None:
 def test_a_backup_goes_to_a_bucket_and_comes_back(bucket: str, broker: mqcore.Broker, tmp_path: Path) -> None:
     publish(broker, range(50))
     shown: list[tuple[int, int | None]] = []
-    made = backup(f"{bucket}/first.tar.zst", url=broker.admin_url, progress=lambda done, total: shown.append((done, total)))
+    made = backup(
+        f"{bucket}/first.tar.zst", url=broker.admin_url, progress=lambda done, total: shown.append((done, total))
+    )
     assert made.path == f"{bucket}/first.tar.zst"
     assert made.messages == 50
     assert shown

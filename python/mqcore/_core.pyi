@@ -77,6 +77,7 @@ __all__ = [
     "ZstdWriter",
     "__version__",
     "cluster_force_new",
+    "cluster_promote",
     "cluster_status",
     "cron_mistake",
     "end_delivering",
@@ -672,6 +673,9 @@ class ClusterMember:
     def resign(self, timeout: float) -> None: ...
 
 def cluster_force_new(data_dir: str, name: str, node: int, changes: bool) -> tuple[int, int, int, bool]: ...
+def cluster_promote(
+    address: str, name: str, secret: bytes, tls: tuple[str, str, str] | None, node: int
+) -> str | None: ...
 def cluster_status(address: str, name: str, secret: bytes, tls: tuple[str, str, str] | None) -> str: ...
 def journal_compact(
     path: str, drop_quarantined: bool, progress: Callable[[int, int, int], object]

@@ -207,8 +207,8 @@ def restore(
     from mqcore import journal
 
     if _object_backups.is_url(source):
-        with _object_backups.fetched(str(source), as_of=as_of, progress=progress) as file:
-            return restore(file, data_dir, progress=progress)
+        with _object_backups.fetched(str(source), as_of=as_of, progress=progress) as fetched:
+            return restore(fetched, data_dir, progress=progress)
     if as_of is not None:
         raise errors.InvalidArgument("as_of is for backups on object storage")
     path, target = Path(source), Path(data_dir)

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 from mqcore import _core, errors
 
-__all__ = ["LogSyncs", "NodeStatus", "PeerStatus", "ReplicaStatus", "status"]
+__all__ = ["LogSyncs", "NodeStatus", "PeerStatus", "ReplicaStatus", "promote", "status"]
 
 _T = TypeVar("_T")
 
@@ -146,3 +146,21 @@ def status(address: str, *, secret: bytes, name: str = "mqcore", tls: tuple[str,
         return NodeStatus.from_json(_core.cluster_status(address, name, secret, tls))
     except OSError as error:
         raise errors.ConnectFailed(f"the node at {address} does not answer: {error}") from error
+
+
+def promote(
+    node: int, address: str, *, secret: bytes, name: str = "mqcore", tls: tuple[str, str, str] | None = None
+) -> None:
+    """Let another node lead, for example before the machine of the leader is serviced.
+
+    `address` is that of the leader. The other arguments are those of `status`. The leader's process restarts as soon as
+    `node` leads, so that clients connect again. Raises `mqcore.errors.ConnectFailed` if the leader cannot be reached,
+    and `mqcore.errors.Unacceptable` if it does not lead, or if `node` is not connected, does not vote, or does not have
+    all data.
+    """
+    try:
+        refusal = _core.cluster_promote(address, name, secret, tls, node)
+    except OSError as error:
+        raise errors.ConnectFailed(f"the node at {address} does not answer: {error}") from error
+    if refusal is not None:
+        raise errors.Unacceptable(refusal, 406)

@@ -27,6 +27,7 @@ _config_option = click.option(
     type=click.Path(dir_okay=False),
     help="The configuration of a node: its table [cluster] has the addresses and the secret.",
 )
+_PROMOTION_SECONDS = 15
 _COLUMNS = ("node", "address", "role", "leader", "term", "committed", "applied", "hears", "version", "problem")
 
 
@@ -51,6 +52,46 @@ def ls(config_file: str | None, as_json: bool) -> int:
     statuses = [each.status for each in asked]
     is_well = all(statuses) and any(status.role == "leading" for status in statuses if status is not None)
     return ExitCode.DONE if is_well else ExitCode.UNREACHABLE
+
+
+@cluster.command(short_help="Let a node lead.")
+@click.argument("node", type=click.IntRange(min=1))
+@_config_option
+def promote(node: int, config_file: str | None) -> int:
+    """Let NODE lead, for example before the machine of the leader is serviced. Waits until it does.
+
+    Clients connect again, as after a failure of the leader.
+    """
+    from mqcore import cluster as mq_cluster
+    from mqcore import errors
+    from mqcore.cli.cluster_nodes import ask_nodes
+
+    settings = _cluster_of(_loaded(config_file))
+    leaders = [each for each in ask_nodes(settings) if each.status is not None and each.status.role == "leading"]
+    if not leaders:
+        raise errors.ConnectFailed("no node leads the cluster; `mqcore cluster ls` shows which nodes answer")
+    address, secret = leaders[0].address, settings.read_secret()
+    mq_cluster.promote(node, address, secret=secret, name=settings.name, tls=settings.tls)
+    if not _becomes_leader(settings, node):
+        raise errors.ConnectFailed(f"node {node} does not lead after {_PROMOTION_SECONDS} s; see `mqcore cluster ls`")
+    click.echo(f"node {node} leads")
+    return ExitCode.DONE
+
+
+def _becomes_leader(settings: ClusterConfig, node: int) -> bool:
+    import time
+
+    from mqcore.cli.cluster_nodes import ask_nodes
+
+    end = time.monotonic() + _PROMOTION_SECONDS
+    while time.monotonic() < end:
+        if any(
+            each.node == node and each.status is not None and each.status.role == "leading"
+            for each in ask_nodes(settings)
+        ):
+            return True
+        time.sleep(0.1)
+    return False
 
 
 @cluster.command("force-new", short_help="Begin a new cluster with the files of a node.")

@@ -80,7 +80,7 @@ _COMMANDS: Final = {
     "docs": ("docs", "Describe an app: asyncapi."),
     "worker": ("worker", "Run jobs."),
     "jobs": ("jobs", "Manage jobs: enqueue, status, workers, watch, failed, retry, schedules, unschedule."),
-    "cluster": ("cluster", "Inspect and repair a cluster: force-new, ls."),
+    "cluster": ("cluster", "Inspect and repair a cluster: force-new, ls, promote."),
     "node": ("node", "Inspect linked brokers: ls."),
     "journal": ("journal", "Read a stopped broker's files: ls, verify, export, replay, compact, accept-loss."),
     "backup": ("backup", "Copy the saved state of a running broker."),

@@ -365,7 +365,7 @@ impl<L: ReplicatedLog> Replica<L> {
         self.hand_over(|_| true);
     }
 
-    /// Hands leadership to the eligible voter with the longest log, if there is one that answers. Does nothing on other replicas.
+    /// Hands leadership to the eligible voter with the longest log, if there is one. Does nothing on other replicas.
     pub fn hand_over(&mut self, is_eligible: impl Fn(ReplicaId) -> bool) {
         if self.role() == ReplicaRole::Leader
             && let Some(successor) = self.best_voter(is_eligible)
@@ -465,7 +465,8 @@ impl<L: ReplicatedLog> Replica<L> {
         Ok(())
     }
 
-    /// The other voter with the longest log that answers.
+    /// The other voter with the longest log, if possible one that answers. For a moment after each check of the quorum, the crate
+    /// `raft` knows none that does.
     fn best_voter(&self, is_eligible: impl Fn(ReplicaId) -> bool) -> Option<u64> {
         let progress = self.node.raft.prs();
         let voters = progress.conf().voters().ids();
@@ -474,7 +475,6 @@ impl<L: ReplicatedLog> Replica<L> {
             .filter(|&id| id != self.node.raft.id)
             .filter(|&id| ReplicaId::from_number(id).is_some_and(&is_eligible))
             .filter_map(|id| progress.get(id).map(|progress| (progress.recent_active, progress.matched, id)))
-            .filter(|(is_active, ..)| *is_active)
             .max()
             .map(|(.., id)| id)
     }

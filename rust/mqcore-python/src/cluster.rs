@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use mqcore_replication::forcing::force_new;
 use mqcore_replication::link::MemberTls;
-use mqcore_replication::member::{Member, MemberOptions, ask_status};
+use mqcore_replication::member::{Member, MemberOptions, ask_status, request_leader};
 use mqcore_replication::relay::RelayListener;
 use mqcore_replication::status::MemberStatus;
 use mqcore_replication::storage::DataFiles;
@@ -108,6 +108,21 @@ pub(crate) fn cluster_status(
     let credentials = MemberCredentials { cluster: name, node: 0, secret, tls };
     let status = py.detach(|| ask_status(address, &credentials))?;
     to_json(&status)
+}
+
+/// Asks the leading node at an address to let another one lead. Returns why that cannot lead; `None`: it will.
+#[pyfunction]
+pub(crate) fn cluster_promote(
+    py: Python<'_>,
+    address: &str,
+    name: String,
+    secret: Vec<u8>,
+    tls: Option<(PathBuf, PathBuf, PathBuf)>,
+    node: u32,
+) -> PyResult<Option<String>> {
+    let tls = tls.map(|(cert, key, ca)| MemberTls { cert, key, ca });
+    let credentials = MemberCredentials { cluster: name, node: 0, secret, tls };
+    Ok(py.detach(|| request_leader(address, &credentials, node))?)
 }
 
 /// Reads the state of a stopped node: the term and index of the last entry of its log, the number of its entries, and whether

@@ -53,7 +53,7 @@ mod _core {
     #[pymodule_export]
     use crate::broker::Broker;
     #[pymodule_export]
-    use crate::cluster::{ClusterMember, cluster_force_new, cluster_status};
+    use crate::cluster::{ClusterMember, cluster_force_new, cluster_promote, cluster_status};
     #[pymodule_export]
     use crate::compaction::journal_compact;
     #[pymodule_export]

@@ -66,6 +66,7 @@ async fn serve(mut stream: Box<dyn MemberStream>, node: u32, kind: ConnectionKin
         ConnectionKind::Copy => send_copy(stream, node, member).await,
         ConnectionKind::Status => tell_status(&mut stream, &member).await,
         ConnectionKind::Compare => tell_state(&mut stream, &member).await,
+        ConnectionKind::HandOver => hand_over(&mut stream, &member).await,
     };
     if let Err(error) = ended {
         tracing::debug!(node, %error, "a connection of the cluster has ended");
@@ -86,6 +87,17 @@ async fn receive(stream: &mut Box<dyn MemberStream>, node: u32, member: &Sender<
         };
         member.send(input).map_err(|_| io::ErrorKind::BrokenPipe)?;
     }
+}
+
+/// Reads the number of a node, and answers why it cannot lead, or nothing.
+async fn hand_over(stream: &mut Box<dyn MemberStream>, member: &Sender<Input>) -> io::Result<()> {
+    let node = read_frame(stream).await?;
+    let node = node.first_chunk().ok_or_else(|| invalid("not the number of a node"))?;
+    let (answer, outcome) = tokio::sync::oneshot::channel();
+    let request = Input::HandOver(u32::from_le_bytes(*node), answer);
+    member.send(request).map_err(|_| io::ErrorKind::BrokenPipe)?;
+    let refusal = outcome.await.map_err(io::Error::other)?.err().unwrap_or_default();
+    write_frame(stream, &[refusal.as_bytes()]).await
 }
 
 async fn tell_status(stream: &mut Box<dyn MemberStream>, member: &Sender<Input>) -> io::Result<()> {

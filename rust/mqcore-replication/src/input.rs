@@ -107,6 +107,8 @@ pub(crate) enum Input {
     LogDamaged(String),
     /// The broker has opened all journals and found no damage, so that others may copy the files.
     Opened,
+    /// An operator wants this node to lead. The answer is why it cannot.
+    HandOver(u32, oneshot::Sender<Result<(), String>>),
     /// The broker stops: another member should lead.
     Resign,
 }

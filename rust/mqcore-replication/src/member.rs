@@ -311,6 +311,25 @@ pub fn ask_status(address: &str, credentials: &MemberCredentials) -> io::Result<
     })
 }
 
+/// Asks the leading member at an address to let another node lead. Returns why that cannot lead; `None`: it will.
+///
+/// # Errors
+/// The member cannot be reached.
+pub fn request_leader(
+    address: &str,
+    credentials: &MemberCredentials,
+    node: u32,
+) -> io::Result<Option<String>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let (mut stream, _) = credentials.connect(address, transport::ConnectionKind::HandOver).await?;
+        transport::write_frame(&mut stream, &[&node.to_le_bytes()]).await?;
+        let answer =
+            tokio::time::timeout(Duration::from_secs(5), transport::read_frame(&mut stream)).await??;
+        Ok((!answer.is_empty()).then(|| String::from_utf8_lossy(&answer).into_owned()))
+    })
+}
+
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), MemberError> {
     let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(work);
     spawned.map_err(|error| MemberError::Failed(format!("cannot start the thread {name}: {error}")))?;

@@ -51,6 +51,8 @@ pub enum ConnectionKind {
     Status,
     /// The state of one of the answerer's files.
     Compare,
+    /// A request that another node leads.
+    HandOver,
 }
 
 impl ConnectionKind {
@@ -60,11 +62,12 @@ impl ConnectionKind {
             Self::Copy => 2,
             Self::Status => 3,
             Self::Compare => 4,
+            Self::HandOver => 5,
         }
     }
 
     fn of(number: u8) -> Option<Self> {
-        [Self::Messages, Self::Copy, Self::Status, Self::Compare]
+        [Self::Messages, Self::Copy, Self::Status, Self::Compare, Self::HandOver]
             .into_iter()
             .find(|kind| kind.number() == number)
     }

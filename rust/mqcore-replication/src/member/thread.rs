@@ -329,6 +329,9 @@ impl MemberThread {
             }
             Input::Resign => group.replica.resign(),
             Input::Opened => group.is_opened = true,
+            Input::HandOver(node, answer) => {
+                let _ = answer.send(self.hand_over(group, node));
+            }
             Input::OpenFile(name, answer) => {
                 let _ = answer.send(self.open_file(group, &name));
             }
@@ -482,6 +485,7 @@ impl MemberThread {
         if group.replica.role() == ReplicaRole::Leader {
             if group.is_complete() {
                 self.adjust_membership(group);
+                self.leave_if_disk_is_full(group);
             } else {
                 // Its files are not complete, so that the broker cannot run here.
                 group.replica.resign();
@@ -498,7 +502,6 @@ impl MemberThread {
         }
         if group.housekept.elapsed() >= HOUSEKEEPING_INTERVAL {
             group.housekept = Instant::now();
-            self.leave_if_disk_is_full(group);
             let now_ms =
                 SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
             let journal = group.replica.log_mut().journal_mut();

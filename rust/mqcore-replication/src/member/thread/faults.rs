@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use mqcore_consensus::journal_log::OpenError;
 use mqcore_consensus::membership::ReplicaId;
-use mqcore_consensus::replica::{ReplicaError, ReplicaRole, ReplicaStartError};
+use mqcore_consensus::replica::{ReplicaError, ReplicaStartError};
 use mqcore_journal::error::JournalError;
 
 use super::{Copying, Failure, Grouped, LEADER_BYTES_MIN, MemberThread, SILENCE_MAX};
@@ -184,7 +184,7 @@ impl MemberThread {
 
     /// A leader whose disk is almost full would refuse messages: a node with space continues.
     pub(super) fn leave_if_disk_is_full(&self, group: &mut Grouped) {
-        if group.replica.role() != ReplicaRole::Leader || self.free_bytes() >= LEADER_BYTES_MIN {
+        if self.free_bytes() >= LEADER_BYTES_MIN {
             return;
         }
         let has_space = |id: ReplicaId| {
@@ -194,6 +194,29 @@ impl MemberThread {
             })
         };
         group.replica.hand_over(has_space);
+    }
+
+    // ---- Requests of operators -------------------------------------------------------------------------------------------
+
+    /// Lets another node lead. The broker of this process ends with its restart.
+    pub(super) fn hand_over(&self, group: &mut Grouped, node: u32) -> Result<(), String> {
+        if group.led.is_none() {
+            return Err(format!("node {} does not lead", self.parts.options.node));
+        }
+        if node == self.parts.options.node {
+            return Ok(());
+        }
+        let told = self.greetings.get(&node).filter(|(_, heard)| heard.elapsed() < SILENCE_MAX);
+        let Some((greeting, _)) = told else { return Err(format!("node {node} is not connected")) };
+        if greeting.is_copying || self.is_stranger(greeting) {
+            return Err(format!("node {node} does not have all data"));
+        }
+        if !group.replica.membership().voters.iter().any(|id| id.node() == node) {
+            return Err(format!("node {node} does not vote yet"));
+        }
+        tracing::info!(node, "an operator lets another node lead");
+        group.replica.hand_over(|id| id.node() == node);
+        Ok(())
     }
 
     // ---- Damaged files ---------------------------------------------------------------------------------------------------
