@@ -127,6 +127,37 @@ def test_a_damaged_log_is_replaced_while_the_node_runs(role: str, verified: Clus
     assert take(damaged, COUNT) == all_of(COUNT)
 
 
+def test_the_small_files_of_a_node_are_checked(tmp_path: Path) -> None:
+    with running_cluster(tmp_path) as cluster:
+        publish(cluster.leader(), range(COUNT))
+        cluster.wait_until_all_follow()
+        node = cluster.followers()[0]
+        node.kill()
+        # A node with a copy knows from which place on it repeats entries.
+        shutil.rmtree(node.data_dir)
+        node.start()
+        cluster.wait_until_all_follow()
+        assert node.stop() == 0
+        place = node.data_dir / "consensus" / "applied"
+        content = place.read_bytes()
+        place.write_bytes(b"9" + content[1:])
+        node.start()
+        wait_until(lambda: has_logged(node, "the saved place of this node is damaged"), limit=20)
+        cluster.wait_until_all_follow()
+        assert node.stop() == 0
+        identity = node.data_dir / "consensus" / "identity.json"
+        identity.write_text(identity.read_text().replace('"generation": ', '"generation": 1'))
+        node.start()
+        assert node.process is not None
+        assert node.process.wait(timeout=30) == 2
+        assert has_logged(node, "move the data directory away")
+        # As the message says.
+        shutil.rmtree(node.data_dir)
+        node.start()
+        cluster.wait_until_all_follow()
+        assert take(node, COUNT) == all_of(COUNT)
+
+
 def test_damage_on_all_nodes_is_reported_and_nothing_else_is_lost(tmp_path: Path) -> None:
     with running_cluster(tmp_path) as cluster:
         publish(cluster.leader(), range(COUNT))

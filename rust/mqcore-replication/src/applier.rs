@@ -14,6 +14,7 @@ use mqcore_journal::storage::directory::sync_directory;
 use mqcore_journal::storage::file::reserve;
 use mqcore_journal::storage::private::{create_private_directory, private_options};
 
+use crate::checked_file;
 use crate::identity;
 use crate::operation::{EntryError, FileOperation, decode_entry};
 
@@ -69,7 +70,8 @@ impl Applier {
     /// The files below `root`.
     ///
     /// # Errors
-    /// The saved place cannot be read.
+    /// [`io::ErrorKind::InvalidData`] if the saved place is damaged: the files must be copied from another member, after
+    /// [`Self::forget_place`]. Otherwise the error of the system.
     pub fn open(root: &Path) -> io::Result<Self> {
         let mut applier = Self {
             root: root.to_path_buf(),
@@ -79,10 +81,8 @@ impl Applier {
             mark: Place::default(),
             applied: 0,
         };
-        match fs::read_to_string(applier.mark_path()) {
-            Ok(text) => applier.mark = parse_mark(&text)?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
+        if let Some(text) = checked_file::read(&applier.mark_path())? {
+            applier.mark = parse_mark(&text)?;
         }
         Ok(applier)
     }
@@ -263,12 +263,23 @@ impl Applier {
         self.save_mark(Place { index: index + 1, operations: 0 })
     }
 
+    /// Removes the saved place, because a copy replaces all files.
+    ///
+    /// # Errors
+    /// The error of the system.
+    pub fn forget_place(root: &Path) -> io::Result<()> {
+        match fs::remove_file(root.join(identity::DIRECTORY).join(MARK)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     fn mark_path(&self) -> PathBuf {
         self.root.join(identity::DIRECTORY).join(MARK)
     }
 
     fn save_mark(&mut self, place: Place) -> io::Result<()> {
-        replace_file(&self.mark_path(), format!("{} {}\n", place.index, place.operations).as_bytes())?;
+        checked_file::write(&self.mark_path(), &format!("{} {}", place.index, place.operations))?;
         self.mark = place;
         Ok(())
     }

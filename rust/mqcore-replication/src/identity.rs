@@ -15,7 +15,7 @@ use mqcore_journal::storage::private::create_private_directory;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::applier::replace_file;
+use crate::checked_file;
 
 /// The directory of the group's log, below the data directory.
 pub const DIRECTORY: &str = "consensus";
@@ -93,8 +93,11 @@ pub enum MemberIdentityError {
 /// Whether a data directory belongs to a node of a cluster. Changes that are made on this disk only would make nodes differ.
 #[must_use]
 pub fn is_replicated(root: &Path) -> bool {
-    let text = fs::read(MemberIdentity::directory(root).join(FILE)).unwrap_or_default();
-    serde_json::from_slice(&text).is_ok_and(|identity: MemberIdentity| identity.generation.is_some())
+    match read(&MemberIdentity::directory(root).join(FILE)) {
+        Ok(found) => found.is_some_and(|identity| identity.generation.is_some()),
+        // A file is there, and says nothing.
+        Err(_) => true,
+    }
 }
 
 impl MemberIdentity {
@@ -111,17 +114,13 @@ impl MemberIdentity {
     pub fn open(root: &Path, cluster: &str, node: u32) -> Result<Self, MemberIdentityError> {
         let directory = Self::directory(root);
         let path = directory.join(FILE);
-        let text = match fs::read(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                create_private_directory(&directory)
-                    .map_err(|source| MemberIdentityError::Io { path: directory, source })?;
+        let found = match read(&path)? {
+            Some(found) => found,
+            None => {
+                create_private_directory(&directory).map_err(io_error(&directory))?;
                 return Self::begin(root, cluster, node);
             }
-            Err(source) => return Err(MemberIdentityError::Io { path, source }),
         };
-        let found: Self = serde_json::from_slice(&text)
-            .map_err(|error| MemberIdentityError::Damaged { path: path.clone(), why: error.to_string() })?;
         if found.node != node || found.cluster != cluster {
             return Err(MemberIdentityError::Other {
                 path: root.to_path_buf(),
@@ -156,9 +155,9 @@ impl MemberIdentity {
     /// [`MemberIdentityError::Io`].
     pub fn save(&self, root: &Path) -> Result<(), MemberIdentityError> {
         let path = Self::directory(root).join(FILE);
-        let text = serde_json::to_vec_pretty(self)
+        let text = serde_json::to_string_pretty(self)
             .map_err(|error| MemberIdentityError::Damaged { path: path.clone(), why: error.to_string() })?;
-        replace_file(&path, &text).map_err(|source| MemberIdentityError::Io { path, source })
+        checked_file::write(&path, &text).map_err(|source| MemberIdentityError::Io { path, source })
     }
 
     /// Moves the files of a replica that cannot return to `replaced/`, and gives the empty directory a new identity.
@@ -226,4 +225,14 @@ impl MemberIdentity {
 fn io_error(path: &Path) -> impl FnOnce(io::Error) -> MemberIdentityError {
     let path = path.to_path_buf();
     move |source| MemberIdentityError::Io { path, source }
+}
+
+fn read(path: &Path) -> Result<Option<MemberIdentity>, MemberIdentityError> {
+    let damaged = |why: String| MemberIdentityError::Damaged { path: path.to_path_buf(), why };
+    match checked_file::read(path) {
+        Ok(None) => Ok(None),
+        Ok(Some(text)) => serde_json::from_str(&text).map(Some).map_err(|error| damaged(error.to_string())),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(damaged(error.to_string())),
+        Err(source) => Err(io_error(path)(source)),
+    }
 }

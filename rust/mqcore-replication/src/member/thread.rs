@@ -141,9 +141,8 @@ struct Grouped {
 impl MemberThread {
     pub(super) fn new(parts: Parts) -> Result<Self, MemberError> {
         let root = &parts.options.data_dir;
-        let failed = |why: String| MemberError::Failed(why);
-        let identity = parts.identity.clone();
-        let applier = Applier::open(root).map_err(|error| failed(error.to_string()))?;
+        let mut identity = parts.identity.clone();
+        let applier = faults::open_applier(root, &mut identity)?;
         let is_data = |name| root.join(name).exists();
         let has_data = identity.generation.is_none() && DATA_FILES.into_iter().any(is_data);
         let leadership = LeadershipHistory::new(Instant::now());

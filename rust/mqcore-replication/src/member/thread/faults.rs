@@ -9,6 +9,7 @@
 
 use std::fs::File;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -21,6 +22,7 @@ use mqcore_journal::error::JournalError;
 use super::{Copying, Failure, Grouped, LEADER_BYTES_MIN, MemberThread, SILENCE_MAX};
 use crate::applier::{Applier, ApplyError};
 use crate::comparing;
+use crate::identity::{MemberIdentity, MemberIdentityError};
 use crate::input::{DamageVerdict, FoundDamage, Input, OpenedFile};
 use crate::member::log::LogError;
 use crate::status::MemberStatus;
@@ -103,10 +105,8 @@ impl MemberThread {
             }
             Remedy::Rejoin => self.rejoin(inputs, &why)?,
         }
-        match Applier::open(&self.parts.options.data_dir) {
-            Ok(applier) => self.applier = applier,
-            Err(error) => return Err(error.to_string()),
-        }
+        let opened = open_applier(&self.parts.options.data_dir, &mut self.identity);
+        self.applier = opened.map_err(|error| error.to_string())?;
         Ok(())
     }
 
@@ -287,6 +287,24 @@ impl MemberThread {
         // Entries up to here are carried out, and are carried out again on the copy.
         group.held = self.applier.applied();
         group.copying = Copying::Wanted(Instant::now());
+    }
+}
+
+/// Opens the files of a member. If the place of the last rename is damaged, the files must be copied: entries cannot be repeated.
+pub(super) fn open_applier(
+    root: &Path,
+    identity: &mut MemberIdentity,
+) -> Result<Applier, MemberIdentityError> {
+    let failed = |source| MemberIdentityError::Io { path: root.to_path_buf(), source };
+    match Applier::open(root) {
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            tracing::error!(%error, "the saved place of this node is damaged; it gets a copy of all files");
+            identity.is_copying = true;
+            identity.save(root)?;
+            Applier::forget_place(root).map_err(failed)?;
+            Applier::open(root).map_err(failed)
+        }
+        opened => opened.map_err(failed),
     }
 }
 
