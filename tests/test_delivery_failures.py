@@ -178,7 +178,7 @@ handlers = {"selective": Selective()}
 
 async def test_unsaved_message_of_a_cache_gives_way_to_the_latest_saved_one_at_kill_9(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(SELECTIVE)
-    arguments = ("--app", "shop:handlers", "--data-dir", str(tmp_path / "data"))
+    arguments = ("--app", "shop:handlers", "--listen", "tmqp://127.0.0.1:0", "--data-dir", str(tmp_path / "data"))
     with serving(*arguments, cwd=tmp_path) as served:
         async with mqcore.connect(served.url) as mq:
             await mq.declare("orders", 1, QueueOptions(status="cache", delivery_handler="selective"))

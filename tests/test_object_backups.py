@@ -83,9 +83,10 @@ def test_the_newest_backups_stay_and_one_is_chosen_by_time(bucket: str, broker: 
     names = _core.ObjectFiles(f"{bucket}/nightly").names()
     assert [f"{bucket}/nightly/{name}" for name in names] == [made[1].path, made[2].path]
     assert restore(f"{bucket}/nightly/", tmp_path / "newest").messages == 3
-    assert (
-        restore(f"{bucket}/nightly/", tmp_path / "earlier", as_of=made[2].created - timedelta(seconds=1)).messages == 2
-    )
+    # Its name is the second in which the command began.
+    last = datetime.strptime(names[1], "mqcore-%Y%m%dT%H%M%SZ.tar.zst").replace(tzinfo=UTC)
+    assert restore(f"{bucket}/nightly/", tmp_path / "same", as_of=last).messages == 3
+    assert restore(f"{bucket}/nightly/", tmp_path / "earlier", as_of=last - timedelta(seconds=1)).messages == 2
     with pytest.raises(errors.DataDirMissing, match="no backup of"):
         restore(f"{bucket}/nightly/", tmp_path / "none", as_of=datetime.now(UTC) - timedelta(days=1))
 
