@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
@@ -14,9 +14,9 @@ use mqcore_journal::storage::directory::sync_directory;
 use mqcore_journal::storage::file::reserve;
 use mqcore_journal::storage::private::{create_private_directory, private_options};
 
-use crate::checked_file;
 use crate::identity;
 use crate::operation::{EntryError, FileOperation, decode_entry};
+use crate::small_files::{self, replace_file};
 
 /// Files that stay open between operations.
 const OPEN_MAX: usize = 256;
@@ -81,7 +81,7 @@ impl Applier {
             mark: Place::default(),
             applied: 0,
         };
-        if let Some(text) = checked_file::read(&applier.mark_path())? {
+        if let Some(text) = small_files::read(&applier.mark_path())? {
             applier.mark = parse_mark(&text)?;
         }
         Ok(applier)
@@ -279,7 +279,7 @@ impl Applier {
     }
 
     fn save_mark(&mut self, place: Place) -> io::Result<()> {
-        checked_file::write(&self.mark_path(), &format!("{} {}", place.index, place.operations))?;
+        small_files::write(&self.mark_path(), &format!("{} {}", place.index, place.operations))?;
         self.mark = place;
         Ok(())
     }
@@ -326,23 +326,4 @@ fn write_all_at(mut file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
     use std::io::{Seek, SeekFrom};
     file.seek(SeekFrom::Start(offset))?;
     file.write_all(bytes)
-}
-
-/// Writes a file so that a crash leaves the old or the new content, durable at return.
-///
-/// # Errors
-/// The error of the system.
-pub fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(".new");
-    // A file left by a process that died, or a link that another user has put there.
-    match fs::remove_file(&temporary) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut file = private_options().create_new(true).write(true).open(&temporary)?;
-    file.write_all(content)?;
-    file.sync_all()?;
-    fs::rename(&temporary, path)?;
-    path.parent().map_or(Ok(()), sync_directory)
 }

@@ -15,7 +15,7 @@ use mqcore_journal::storage::private::create_private_directory;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::checked_file;
+use crate::small_files;
 
 /// The directory of the group's log, below the data directory.
 pub const DIRECTORY: &str = "consensus";
@@ -157,7 +157,7 @@ impl MemberIdentity {
         let path = Self::directory(root).join(FILE);
         let text = serde_json::to_string_pretty(self)
             .map_err(|error| MemberIdentityError::Damaged { path: path.clone(), why: error.to_string() })?;
-        checked_file::write(&path, &text).map_err(|source| MemberIdentityError::Io { path, source })
+        small_files::write(&path, &text).map_err(|source| MemberIdentityError::Io { path, source })
     }
 
     /// Moves the files of a replica that cannot return to `replaced/`, and gives the empty directory a new identity.
@@ -229,7 +229,7 @@ fn io_error(path: &Path) -> impl FnOnce(io::Error) -> MemberIdentityError {
 
 fn read(path: &Path) -> Result<Option<MemberIdentity>, MemberIdentityError> {
     let damaged = |why: String| MemberIdentityError::Damaged { path: path.to_path_buf(), why };
-    match checked_file::read(path) {
+    match small_files::read(path) {
         Ok(None) => Ok(None),
         Ok(Some(text)) => serde_json::from_str(&text).map(Some).map_err(|error| damaged(error.to_string())),
         Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(damaged(error.to_string())),

@@ -26,7 +26,7 @@
 //! | [`nodes`] | the nodes of a cluster as one of them sees them |
 //! | `leadership`, `sync_times` | parts of the status: the leaders so far, and how long syncs take |
 //! | [`transport`], [`answering`] | authenticated connections between members |
-//! | `checked_file` | small files with a checksum |
+//! | `small_files` | small files, replaced as a whole |
 //! | [`comparing`], [`verifying`] | damaged files: which member has an intact one, and finding them early |
 //! | [`copying`] | the copy of a whole directory for a new member |
 //! | [`forcing`] | a new group from the files of one member |
@@ -38,7 +38,6 @@
 
 pub mod answering;
 pub mod applier;
-mod checked_file;
 mod comparing;
 pub mod copying;
 pub mod forcing;
@@ -52,6 +51,7 @@ pub mod operation;
 pub mod relay;
 pub mod replicator;
 pub mod shared_files;
+mod small_files;
 pub mod status;
 pub mod storage;
 mod sync_times;

@@ -12,9 +12,9 @@ use mqcore_journal::storage::lock::{DirectoryLock, LOCK_FILE};
 use mqcore_journal::storage::private::create_private_directory;
 use mqcore_journal::storage::{FileStorage, Storage};
 
-use crate::applier::replace_file;
 use crate::operation::{FileOperation, encode_write};
 use crate::replicator::Replicator;
+use crate::small_files::replace_file;
 
 /// Space on the file system that a new file must leave free, for the log of the group.
 pub(crate) const FREE_BYTES_MIN: u64 = 64 << 20;

@@ -1,12 +1,13 @@
-//! Small files of a member with a checksum in their last line: a changed bit must not become another id, or another place.
+//! Small files: replaced as a whole, and with a checksum in their last line if they belong to a member itself. A changed bit must
+//! not become another id, or another place.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write as _};
 use std::path::Path;
 
+use mqcore_journal::storage::directory::sync_directory;
+use mqcore_journal::storage::private::private_options;
 use sha2::{Digest as _, Sha256};
-
-use crate::applier::replace_file;
 
 /// Digits of the checksum.
 const DIGITS: usize = 16;
@@ -34,6 +35,25 @@ pub(crate) fn read(path: &Path) -> io::Result<Option<String>> {
         Some((text, sum)) if sum == checksum(text) => Ok(Some(text.to_owned())),
         _ => Err(io::Error::new(io::ErrorKind::InvalidData, "its checksum does not match its content")),
     }
+}
+
+/// Writes a file so that a crash leaves the old or the new content, durable at return.
+///
+/// # Errors
+/// The error of the system.
+pub(crate) fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".new");
+    // A file left by a process that died, or a link that another user has put there.
+    match fs::remove_file(&temporary) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = private_options().create_new(true).write(true).open(&temporary)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    fs::rename(&temporary, path)?;
+    path.parent().map_or(Ok(()), sync_directory)
 }
 
 fn checksum(text: &str) -> String {
