@@ -12,11 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import mqcore
 from mqcore import cluster as mq_cluster
 from mqcore import errors
 from ports import free_ports
 from served import clean_environment, wait_until
 
+QUEUE = "orders/1001"
 SECRET = "a secret of the cluster in tests"
 HEADER = """
 listen = {listen}
@@ -238,6 +240,27 @@ class Cluster:
 def _tls(certificate: NodeCertificate | None) -> str:
     names = ("cert", "key", "ca")
     return "".join(f'{name} = "{path}"\n' for name, path in zip(names, certificate or (), strict=False))
+
+
+def publish(node: ClusterNode, bodies: range, queue: str = QUEUE) -> None:
+    """Publish numbers, each confirmed before the next one."""
+    with mqcore.sync.connect(node.url, patience=15.0) as client:
+        for number in bodies:
+            client.publish(queue, str(number).encode())
+
+
+def take(node: ClusterNode, count: int, queue: str = QUEUE) -> list[int]:
+    """Consume and acknowledge messages."""
+    found: list[int] = []
+    with mqcore.sync.connect(node.url, patience=15.0) as client:
+        for message in client.queue(queue).consume(prefetch=10, idle_timeout=3.0):
+            found.append(int(message.body))
+            message.ack()
+            if len(found) == count:
+                # The acknowledgements arrive before the connection ends.
+                client.publish("done/1", b"")
+                break
+    return found
 
 
 def doctor_of_cluster(node: ClusterNode) -> list[dict[str, Any]]:

@@ -15,14 +15,12 @@ from pathlib import Path
 import pytest
 
 import mqcore
-from cluster_nodes import SECRET, Cluster, ClusterNode, running_cluster
+from cluster_nodes import QUEUE, SECRET, Cluster, ClusterNode, publish, running_cluster, take
 from mqcore import errors
 from mqcore.config import ClusterConfig
 from mqcore.jobs import Jobs, Worker
 from mqcore.throttr import SyncClient
 from served import clean_environment, wait_until
-
-QUEUE = "orders/1001"
 
 
 @pytest.fixture
@@ -32,26 +30,6 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield running
         # Shown if the test fails.
         running.show_logs()
-
-
-def publish(node: ClusterNode, bodies: range, queue: str = QUEUE) -> None:
-    with mqcore.sync.connect(node.url, patience=15.0) as client:
-        for number in bodies:
-            client.publish(queue, str(number).encode())
-
-
-def take(node: ClusterNode, count: int, queue: str = QUEUE) -> list[int]:
-    """Consume and acknowledge messages."""
-    found: list[int] = []
-    with mqcore.sync.connect(node.url, patience=15.0) as client:
-        for message in client.queue(queue).consume(prefetch=10, idle_timeout=3.0):
-            found.append(int(message.body))
-            message.ack()
-            if len(found) == count:
-                # The acknowledgements arrive before the connection ends.
-                client.publish("done/1", b"")
-                break
-    return found
 
 
 def waiting(node: ClusterNode, queue: str = QUEUE) -> int:

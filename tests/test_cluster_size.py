@@ -7,27 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import mqcore
-from cluster_nodes import Cluster, ClusterNode
-
-QUEUE = "orders/1001"
-
-
-def publish(node: ClusterNode, bodies: range) -> None:
-    with mqcore.sync.connect(node.url, patience=15.0) as client:
-        for number in bodies:
-            client.publish(QUEUE, str(number).encode())
-
-
-def take(node: ClusterNode, count: int) -> list[int]:
-    found: list[int] = []
-    with mqcore.sync.connect(node.url, patience=15.0) as client:
-        for message in client.queue(QUEUE).consume(prefetch=10, idle_timeout=5.0):
-            found.append(int(message.body))
-            message.ack()
-            if len(found) == count:
-                break
-    return found
+from cluster_nodes import Cluster, publish, take
 
 
 def change(cluster: Cluster, numbers: Iterable[int]) -> None:
