@@ -9,9 +9,12 @@ import contextlib
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -104,6 +107,7 @@ class Faults:
     def __init__(self, cluster: Cluster, links: dict[tuple[int, int], LinkProxy], choices: random.Random) -> None:
         self._cluster = cluster
         self._links = links
+        self._clocks = {node: Path(node.environment["CLOCK_OFFSET_FILE"]) for node in cluster.nodes if node.environment}
         self._choices = choices
 
     def _follower(self) -> ClusterNode:
@@ -171,6 +175,23 @@ class Faults:
         one, other = self._choices.sample([node.number for node in self._cluster.nodes], 2)
         return self._cut([(one, other), (other, one)])
 
+    def set_clock_of_leader(self) -> Callable[[], None]:
+        """By half a minute or a day, forward or back."""
+        return self._set_clock(self._cluster.leader())
+
+    def set_clock_of_follower(self) -> Callable[[], None]:
+        return self._set_clock(self._follower())
+
+    def _set_clock(self, node: ClusterNode) -> Callable[[], None]:
+        if node not in self._clocks:
+            pytest.skip("needs Linux and a C compiler")
+        self._clocks[node].write_text(str(self._choices.choice([-86_400, -30, 30, 86_400])))
+
+        def correct() -> None:
+            self._clocks[node].write_text("0")
+
+        return correct
+
     def _cut(self, links: list[tuple[int, int]]) -> Callable[[], None]:
         for link in links:
             self._links[link].cut()
@@ -196,7 +217,16 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster,
         if caller != answerer
     }
     addresses = {link: f"127.0.0.1:{proxy.port}" for link, proxy in links.items()}
-    cluster = Cluster(tmp_path_factory.mktemp("cluster"), member_ports=members, peer_addresses=addresses)
+    directory = tmp_path_factory.mktemp("cluster")
+    cluster = Cluster(directory, member_ports=members, peer_addresses=addresses)
+    if sys.platform == "linux" and shutil.which("cc") is not None:
+        shim = directory / "clock.so"
+        source = Path(__file__).with_name("system_clock.c")
+        subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", shim, source], check=True)
+        for node in cluster.nodes:
+            offset = directory / f"clock-{node.number}"
+            offset.write_text("0")
+            node.environment = {"LD_PRELOAD": str(shim), "CLOCK_OFFSET_FILE": str(offset)}
     try:
         cluster.start()
         cluster.wait_until_all_follow()
