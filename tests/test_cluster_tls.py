@@ -54,7 +54,7 @@ def test_nodes_with_certificates_replicate_and_show_nothing_on_the_way(tmp_path:
     try:
         cluster.start()
         cluster.wait_until_all_follow()
-        publish_and_take(cluster.followers()[0], cluster.followers()[1], b"nobody may read this")
+        publish_and_take(cluster.followers()[0], cluster.followers()[1], b"a private message")
         # A node that gets a copy of all files, too.
         follower = cluster.followers()[0]
         follower.kill()
@@ -64,7 +64,7 @@ def test_nodes_with_certificates_replicate_and_show_nothing_on_the_way(tmp_path:
         cluster.wait_until_all_follow()
         passed = b"".join(proxy.passed() for proxy in links.values())
         assert len(passed) > 1_000_000
-        assert b"nobody may read this" not in passed
+        assert b"a private message" not in passed
         assert b"incarnation" not in passed
         # The same command lists them, with the certificate of the configuration.
         command = [sys.executable, "-m", "mqcore", "cluster", "ls", "--config", str(cluster.nodes[0].config)]

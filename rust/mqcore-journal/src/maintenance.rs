@@ -191,9 +191,7 @@ impl<S: Storage> Journal<S> {
             // Says nothing about the segment; the next call tries again.
             Err(JournalError::Full { .. }) => return None,
             Err(error) => {
-                if self.storage.report_damage(&format::segment_name(number), &error.to_string()).is_err() {
-                    return None;
-                }
+                self.storage.report_damage(&format::segment_name(number), &error.to_string()).ok()?;
                 self.state.segments.entry(number).and_modify(|segment| {
                     segment.damaged = true;
                     segment.unreadable = true;
@@ -202,19 +200,15 @@ impl<S: Storage> Journal<S> {
             }
         };
         let found = scan(&bytes, self.identity, number, Some(end));
-        if !found.gaps.is_empty()
-            && self.storage.report_damage(&format::segment_name(number), "checksum mismatch").is_err()
-        {
-            return None;
-        }
-        if !found.gaps.is_empty()
-            && let Some(segment) = self.state.segments.get_mut(&number)
-        {
-            // Quarantining the file would hide what is lost from the next opening.
-            segment.unreported |= !segment.damaged;
-            segment.damaged = true;
-            if segment.unreported {
-                done.damaged.push(number);
+        if !found.gaps.is_empty() {
+            self.storage.report_damage(&format::segment_name(number), "checksum mismatch").ok()?;
+            if let Some(segment) = self.state.segments.get_mut(&number) {
+                // Quarantining the file would hide what is lost from the next opening.
+                segment.unreported |= !segment.damaged;
+                segment.damaged = true;
+                if segment.unreported {
+                    done.damaged.push(number);
+                }
             }
         }
         Some(Relocation { segment: number, bytes, records: found.records, next: 0 })

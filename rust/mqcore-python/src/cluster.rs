@@ -95,17 +95,25 @@ impl ClusterMember {
     }
 }
 
-/// Asks the member at an address for its status, as JSON. `tls`: the files of certificate, key and authorities.
+/// The files of certificate, key and authorities.
+type TlsFiles = (PathBuf, PathBuf, PathBuf);
+
+/// The credentials of a program that asks from outside the cluster.
+fn credentials(cluster: String, secret: Vec<u8>, tls: Option<TlsFiles>) -> MemberCredentials {
+    let tls = tls.map(|(cert, key, ca)| MemberTls { cert, key, ca });
+    MemberCredentials { cluster, node: 0, secret, tls }
+}
+
+/// Asks the member at an address for its status, as JSON.
 #[pyfunction]
 pub(crate) fn cluster_status(
     py: Python<'_>,
     address: &str,
     name: String,
     secret: Vec<u8>,
-    tls: Option<(PathBuf, PathBuf, PathBuf)>,
+    tls: Option<TlsFiles>,
 ) -> PyResult<String> {
-    let tls = tls.map(|(cert, key, ca)| MemberTls { cert, key, ca });
-    let credentials = MemberCredentials { cluster: name, node: 0, secret, tls };
+    let credentials = credentials(name, secret, tls);
     let status = py.detach(|| ask_status(address, &credentials))?;
     to_json(&status)
 }
@@ -117,11 +125,10 @@ pub(crate) fn cluster_promote(
     address: &str,
     name: String,
     secret: Vec<u8>,
-    tls: Option<(PathBuf, PathBuf, PathBuf)>,
+    tls: Option<TlsFiles>,
     node: u32,
 ) -> PyResult<Option<String>> {
-    let tls = tls.map(|(cert, key, ca)| MemberTls { cert, key, ca });
-    let credentials = MemberCredentials { cluster: name, node: 0, secret, tls };
+    let credentials = credentials(name, secret, tls);
     Ok(py.detach(|| request_leader(address, &credentials, node))?)
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::oneshot;
 
-use crate::input::{DamageVerdict, Input};
+use crate::input::{DamageScope, Input};
 use crate::link::MemberStream;
 use crate::operation::is_valid;
 use crate::transport::{ConnectionKind, MemberCredentials, invalid, read_frame, write_frame};
@@ -34,12 +34,12 @@ struct ComparedFile {
 }
 
 /// Compares a file of this member with that of the members at these addresses. Waits until one of them answers.
-pub(crate) async fn judge(
+pub(crate) async fn find_scope(
     name: &str,
     member: &Sender<Input>,
     others: &[String],
     credentials: &MemberCredentials,
-) -> DamageVerdict {
+) -> DamageScope {
     let begun = Instant::now();
     loop {
         let mut theirs = Vec::new();
@@ -50,14 +50,14 @@ pub(crate) async fn judge(
         }
         match read_own(name, member).await {
             Ok(own) => {
-                if let Some(verdict) = compare(own, &theirs, begun.elapsed() > PATIENCE) {
-                    return verdict;
+                if let Some(scope) = compare(own, &theirs, begun.elapsed() > PATIENCE) {
+                    return scope;
                 }
             }
             // A disk that cannot read the file.
             Err(error) if !theirs.is_empty() => {
                 tracing::warn!(name, %error, "cannot read a file that is to be compared with other nodes");
-                return DamageVerdict::OnlyHere;
+                return DamageScope::Local;
             }
             Err(_) => {}
         }
@@ -66,12 +66,12 @@ pub(crate) async fn judge(
 }
 
 /// `None`: not decided yet. `is_late`: states after different entries count, too.
-fn compare(own: ComparedFile, theirs: &[ComparedFile], is_late: bool) -> Option<DamageVerdict> {
+fn compare(own: ComparedFile, theirs: &[ComparedFile], is_late: bool) -> Option<DamageScope> {
     let comparable: Vec<_> = theirs.iter().filter(|state| is_late || state.index == own.index).collect();
     if comparable.iter().any(|state| state.digest != own.digest) {
-        return Some(DamageVerdict::OnlyHere);
+        return Some(DamageScope::Local);
     }
-    (!comparable.is_empty()).then_some(DamageVerdict::Everywhere)
+    (!comparable.is_empty()).then_some(DamageScope::AllMembers)
 }
 
 async fn ask(address: &str, name: &str, credentials: &MemberCredentials) -> io::Result<ComparedFile> {
@@ -131,16 +131,16 @@ mod tests {
     #[test]
     fn one_different_file_is_enough_to_copy() {
         let own = at(5, Some(1));
-        assert_eq!(compare(own, &[at(5, Some(1)), at(5, Some(2))], false), Some(DamageVerdict::OnlyHere));
-        assert_eq!(compare(own, &[at(5, None)], false), Some(DamageVerdict::OnlyHere));
-        assert_eq!(compare(own, &[at(5, Some(1))], false), Some(DamageVerdict::Everywhere));
+        assert_eq!(compare(own, &[at(5, Some(1)), at(5, Some(2))], false), Some(DamageScope::Local));
+        assert_eq!(compare(own, &[at(5, None)], false), Some(DamageScope::Local));
+        assert_eq!(compare(own, &[at(5, Some(1))], false), Some(DamageScope::AllMembers));
     }
 
     #[test]
     fn files_after_other_entries_are_compared_at_last() {
         let own = at(5, Some(1));
         assert_eq!(compare(own, &[at(4, Some(2))], false), None);
-        assert_eq!(compare(own, &[at(4, Some(2))], true), Some(DamageVerdict::OnlyHere));
+        assert_eq!(compare(own, &[at(4, Some(2))], true), Some(DamageScope::Local));
         assert_eq!(compare(own, &[], true), None);
     }
 }

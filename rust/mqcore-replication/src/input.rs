@@ -58,17 +58,17 @@ pub(crate) struct FoundDamage {
     /// Its name in the data directory.
     pub(crate) name: String,
     pub(crate) what: String,
-    /// The way to the reader that waits for the verdict. `None`: no reader waits.
-    pub(crate) answer: Option<SyncSender<DamageVerdict>>,
+    /// The way to the reader that waits for the scope. `None`: no reader waits.
+    pub(crate) answer: Option<SyncSender<DamageScope>>,
 }
 
 /// The members that have the damage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum DamageVerdict {
+pub(crate) enum DamageScope {
     /// Other members have another file: this one gets a copy.
-    OnlyHere,
+    Local,
     /// No other member has a better file.
-    Everywhere,
+    AllMembers,
 }
 
 /// A file between two entries of the log.
@@ -93,7 +93,8 @@ pub(crate) enum Input {
     /// It wants to know up to which entry it has to repeat.
     Applied(oneshot::Sender<u64>),
     /// The copy of another member's files has ended.
-    Copied(io::Result<Copied>),
+    /// The number of that copy: another one may have begun since then.
+    Copied(u64, io::Result<Copied>),
     /// All changes up to a point of the log are durable.
     Synced(io::Result<u64>),
     Status(oneshot::Sender<MemberStatus>),
@@ -102,7 +103,7 @@ pub(crate) enum Input {
     /// A file of this member is damaged.
     Damaged(FoundDamage),
     /// The file was compared with that of other members.
-    Judged(FoundDamage, DamageVerdict),
+    DamageCompared(FoundDamage, DamageScope),
     /// The log of this member is damaged.
     LogDamaged(String),
     /// The broker has opened all journals and found no damage, so that others may copy the files.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use crate::input::{DamageVerdict, FoundDamage, Input};
+use crate::input::{DamageScope, FoundDamage, Input};
 use crate::operation::{FileOperation, begin_entry};
 use crate::status::LatestStatus;
 
@@ -38,7 +38,7 @@ struct Pending {
     last: u64,
     is_stopping: bool,
     /// Damaged files that are the same on other members.
-    damaged_everywhere: BTreeSet<String>,
+    damaged_on_all: BTreeSet<String>,
 }
 
 /// Passes operations of one broker to its member. Shared by all its storages.
@@ -179,19 +179,19 @@ impl Replicator {
     /// This member gets a copy: the broker must not change anything because of the damage.
     pub fn report_damage(&self, path: &Path, what: &str) -> io::Result<()> {
         let name = self.name_of(path)?;
-        if self.lock().damaged_everywhere.contains(&name) {
+        if self.lock().damaged_on_all.contains(&name) {
             return Ok(());
         }
-        let (answer, verdict) = sync_channel(1);
+        let (answer, scope) = sync_channel(1);
         let damage = FoundDamage { name: name.clone(), what: what.to_owned(), answer: Some(answer) };
         let _ = self.member.send(Input::Damaged(damage));
-        match verdict.recv() {
-            Ok(DamageVerdict::Everywhere) => {
-                self.lock().damaged_everywhere.insert(name);
+        match scope.recv() {
+            Ok(DamageScope::AllMembers) => {
+                self.lock().damaged_on_all.insert(name);
                 Ok(())
             }
             // Without an answer, the member has ended.
-            Ok(DamageVerdict::OnlyHere) | Err(_) => {
+            Ok(DamageScope::Local) | Err(_) => {
                 Err(io::Error::other(format!("{name} is damaged ({what}); other nodes have an intact one")))
             }
         }

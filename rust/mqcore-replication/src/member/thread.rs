@@ -10,6 +10,7 @@ use std::ffi::OsString;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mqcore_consensus::journal_log::OpenError;
@@ -116,6 +117,10 @@ pub(super) struct MemberThread {
     greetings: BTreeMap<u32, (MemberGreeting, Instant)>,
     leadership: LeadershipHistory,
     applier: Applier,
+    /// Copies of the leader's files that were begun.
+    copies: u64,
+    /// The thread of the last one. It may still write files after the log was opened again.
+    copy_thread: Option<JoinHandle<()>>,
 }
 
 /// A member that belongs to a group.
@@ -146,7 +151,8 @@ impl MemberThread {
         let is_data = |name| root.join(name).exists();
         let has_data = identity.generation.is_none() && DATA_FILES.into_iter().any(is_data);
         let leadership = LeadershipHistory::new(Instant::now());
-        Ok(Self { parts, identity, has_data, greetings: BTreeMap::new(), leadership, applier })
+        let greetings = BTreeMap::new();
+        Ok(Self { parts, identity, has_data, greetings, leadership, applier, copies: 0, copy_thread: None })
     }
 
     /// Runs until the process ends.
@@ -154,7 +160,7 @@ impl MemberThread {
         let why = loop {
             let ended = self.found_and_work(inputs);
             let Err(failure) = ended else { return };
-            if let Err(why) = self.overcome(failure, inputs) {
+            if let Err(why) = self.handle_failure(failure, inputs) {
                 break why;
             }
         };
@@ -318,7 +324,8 @@ impl MemberThread {
             Input::Applied(answer) => {
                 let _ = answer.send(self.applier.applied());
             }
-            Input::Copied(outcome) => self.copied(group, outcome)?,
+            Input::Copied(number, outcome) if number == self.copies => self.copied(group, outcome)?,
+            Input::Copied(..) => {}
             Input::Synced(outcome) => {
                 group.compaction.synced(outcome.map_err(Failure::Sync)?);
                 self.compact(group, false)?;
@@ -334,8 +341,8 @@ impl MemberThread {
             Input::OpenFile(name, answer) => {
                 let _ = answer.send(self.open_file(group, &name));
             }
-            Input::Damaged(damage) => self.judge(group, damage),
-            Input::Judged(damage, verdict) => self.judged(group, &damage, verdict),
+            Input::Damaged(damage) => self.compare(group, damage),
+            Input::DamageCompared(damage, scope) => self.compared(group, &damage, scope),
             Input::LogDamaged(why) => return Err(Failure::LogDamaged(why)),
         }
         Ok(())
@@ -350,6 +357,14 @@ impl MemberThread {
                 "the node belongs to another cluster of this name; remove the data directory of the one to discard"
             );
         }
+    }
+
+    /// The greetings of the members of the group that are connected.
+    fn connected_members(&self) -> impl Iterator<Item = (u32, &MemberGreeting)> {
+        self.greetings
+            .iter()
+            .filter(|(_, (greeting, heard))| heard.elapsed() < SILENCE_MAX && !self.is_stranger(greeting))
+            .map(|(node, (greeting, _))| (*node, greeting))
     }
 
     /// Whether it belongs to another group.
@@ -511,22 +526,20 @@ impl MemberThread {
 
     /// Brings the members of the group closer to what the nodes say they are.
     fn adjust_membership(&self, group: &mut Grouped) {
-        if self
-            .greetings
-            .values()
-            .any(|(greeting, heard)| greeting.is_copying && heard.elapsed() < SILENCE_MAX)
-        {
+        if self.connected_members().any(|(_, greeting)| greeting.is_copying) {
             // A replica whose files are not complete gets no vote.
             return;
         }
         let members = group.replica.membership();
         let known: BTreeSet<ReplicaId> = members.voters.union(&members.learners).copied().collect();
         let mut wanted = BTreeSet::from([group.replica.id()]);
+        let reported: BTreeMap<u32, ReplicaId> = self
+            .connected_members()
+            .filter_map(|(node, greeting)| Some((node, ReplicaId::from_number(greeting.replica?)?)))
+            .collect();
         for node in self.parts.options.peers.keys() {
-            let told = self.greetings.get(node).filter(|(_, heard)| heard.elapsed() < SILENCE_MAX);
-            let told = told.filter(|(greeting, _)| !self.is_stranger(greeting));
-            let told = told.and_then(|(greeting, _)| ReplicaId::from_number(greeting.replica?));
-            wanted.extend(told.or_else(|| known.iter().rev().find(|id| id.node() == *node).copied()));
+            let last_known = || known.iter().rev().find(|id| id.node() == *node);
+            wanted.extend(reported.get(node).or_else(last_known));
         }
         match group.replica.adjust_membership(&wanted) {
             Ok(changes) if changes.is_empty() => {}

@@ -16,17 +16,24 @@ impl MemberThread {
     pub(super) fn begin_copy(&mut self, group: &mut Grouped) {
         let ReplicaRole::Follower { leader: Some(leader) } = group.replica.role() else { return };
         let Some(address) = self.parts.options.peers.get(&leader.node()).cloned() else { return };
+        if self.copy_thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
+            // Two copies must not write into the same files.
+            group.copying = Copying::Wanted(Instant::now() + COPY_PAUSE);
+            return;
+        }
         group.copying = Copying::Runs;
+        self.copies += 1;
+        let number = self.copies;
         let (root, inputs) = (self.parts.options.data_dir.clone(), self.parts.inputs.clone());
         let credentials = Arc::clone(&self.parts.credentials);
         let runtime = self.parts.runtime.clone();
         self.applier.close();
-        std::thread::spawn(move || {
+        self.copy_thread = Some(std::thread::spawn(move || {
             let outcome = remove_files(&root)
                 .and_then(|()| runtime.block_on(receive_copy(&root, &address, &credentials)));
             // The member has ended only if the process ends.
-            let _ = inputs.send(Input::Copied(outcome));
-        });
+            let _ = inputs.send(Input::Copied(number, outcome));
+        }));
     }
 
     pub(super) fn copied(

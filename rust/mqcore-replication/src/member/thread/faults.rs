@@ -7,6 +7,7 @@
 //! | the log is damaged, or a write of it failed | join as a new replica, once a leader is there that has everything |
 //! | anything else | the member stops |
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -15,15 +16,14 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use mqcore_consensus::journal_log::OpenError;
-use mqcore_consensus::membership::ReplicaId;
 use mqcore_consensus::replica::{ReplicaError, ReplicaStartError};
 use mqcore_journal::error::JournalError;
 
-use super::{Copying, Failure, Grouped, LEADER_BYTES_MIN, MemberThread, SILENCE_MAX};
+use super::{Copying, Failure, Grouped, LEADER_BYTES_MIN, MemberThread};
 use crate::applier::{Applier, ApplyError};
 use crate::comparing;
 use crate::identity::{MemberIdentity, MemberIdentityError};
-use crate::input::{DamageVerdict, FoundDamage, Input, OpenedFile};
+use crate::input::{DamageScope, FoundDamage, Input, OpenedFile};
 use crate::member::log::LogError;
 use crate::status::MemberStatus;
 
@@ -93,7 +93,11 @@ impl MemberThread {
     ///
     /// # Errors
     /// Nothing helps.
-    pub(super) fn overcome(&mut self, failure: Failure, inputs: &Receiver<Input>) -> Result<(), String> {
+    pub(super) fn handle_failure(
+        &mut self,
+        failure: Failure,
+        inputs: &Receiver<Input>,
+    ) -> Result<(), String> {
         let why = failure.to_string();
         match failure.remedy() {
             Remedy::Stop => return Err(why),
@@ -145,10 +149,7 @@ impl MemberThread {
 
     /// The other node that says that it leads the group.
     fn heard_leader(&self) -> Option<u32> {
-        let leading = self.greetings.iter().find(|(_, (greeting, heard))| {
-            greeting.is_leading && heard.elapsed() < SILENCE_MAX && !self.is_stranger(greeting)
-        });
-        leading.map(|(node, _)| *node)
+        self.connected_members().find(|(_, greeting)| greeting.is_leading).map(|(node, _)| node)
     }
 
     /// Waits, and answers those who want to know why.
@@ -187,13 +188,10 @@ impl MemberThread {
         if self.free_bytes() >= LEADER_BYTES_MIN {
             return;
         }
-        let has_space = |id: ReplicaId| {
-            self.greetings.get(&id.node()).is_some_and(|(greeting, heard)| {
-                let is_healthy = greeting.has_space && !greeting.is_copying && heard.elapsed() < SILENCE_MAX;
-                is_healthy && greeting.replica == Some(id.to_number()) && !self.is_stranger(greeting)
-            })
-        };
-        group.replica.hand_over(has_space);
+        let healthy =
+            self.connected_members().filter(|(_, greeting)| greeting.has_space && !greeting.is_copying);
+        let healthy: BTreeSet<u64> = healthy.filter_map(|(_, greeting)| greeting.replica).collect();
+        group.replica.hand_over(|id| healthy.contains(&id.to_number()));
     }
 
     // ---- Requests of operators -------------------------------------------------------------------------------------------
@@ -206,9 +204,10 @@ impl MemberThread {
         if node == self.parts.options.node {
             return Ok(());
         }
-        let told = self.greetings.get(&node).filter(|(_, heard)| heard.elapsed() < SILENCE_MAX);
-        let Some((greeting, _)) = told else { return Err(format!("node {node} is not connected")) };
-        if greeting.is_copying || self.is_stranger(greeting) {
+        let Some((_, greeting)) = self.connected_members().find(|(other, _)| *other == node) else {
+            return Err(format!("node {node} is not connected"));
+        };
+        if greeting.is_copying {
             return Err(format!("node {node} does not have all data"));
         }
         if !group.replica.membership().voters.iter().any(|id| id.node() == node) {
@@ -235,35 +234,35 @@ impl MemberThread {
     }
 
     /// Compares a damaged file with those of other members.
-    pub(super) fn judge(&self, group: &Grouped, damage: FoundDamage) {
+    pub(super) fn compare(&self, group: &Grouped, damage: FoundDamage) {
         let members = group.replica.membership();
         let nodes = members.voters.iter().map(|id| id.node()).filter(|node| *node != self.parts.options.node);
         let others: Vec<_> = nodes.filter_map(|node| self.parts.options.peers.get(&node).cloned()).collect();
-        let verdict = if !group.is_complete() {
-            Some(DamageVerdict::OnlyHere)
+        let scope = if !group.is_complete() {
+            Some(DamageScope::Local)
         } else if others.is_empty() {
-            Some(DamageVerdict::Everywhere)
+            Some(DamageScope::AllMembers)
         } else {
             None
         };
-        if let Some(verdict) = verdict {
-            return damage.tell(verdict);
+        if let Some(scope) = scope {
+            return damage.tell(scope);
         }
         let (inputs, credentials) = (self.parts.inputs.clone(), Arc::clone(&self.parts.credentials));
         self.parts.runtime.spawn(async move {
-            let verdict = comparing::judge(&damage.name, &inputs, &others, &credentials).await;
+            let scope = comparing::find_scope(&damage.name, &inputs, &others, &credentials).await;
             // The member has ended only if the process ends.
-            let _ = inputs.send(Input::Judged(damage, verdict));
+            let _ = inputs.send(Input::DamageCompared(damage, scope));
         });
     }
 
-    pub(super) fn judged(&mut self, group: &mut Grouped, damage: &FoundDamage, verdict: DamageVerdict) {
+    pub(super) fn compared(&mut self, group: &mut Grouped, damage: &FoundDamage, scope: DamageScope) {
         let FoundDamage { name, what, .. } = damage;
-        match verdict {
-            DamageVerdict::Everywhere => {
+        match scope {
+            DamageScope::AllMembers => {
                 tracing::error!(name, what, "a file is damaged in the same way on all nodes that answer");
             }
-            DamageVerdict::OnlyHere if group.copying == Copying::No => {
+            DamageScope::Local if group.copying == Copying::No => {
                 tracing::error!(
                     name,
                     what,
@@ -271,9 +270,9 @@ impl MemberThread {
                 );
                 self.copy_all(group);
             }
-            DamageVerdict::OnlyHere => {}
+            DamageScope::Local => {}
         }
-        damage.tell(verdict);
+        damage.tell(scope);
     }
 
     /// Gets a copy of all files from the leader. A node that leads stops to do so.
@@ -309,10 +308,10 @@ pub(super) fn open_applier(
 }
 
 impl FoundDamage {
-    fn tell(&self, verdict: DamageVerdict) {
+    fn tell(&self, scope: DamageScope) {
         if let Some(answer) = &self.answer {
-            // The channel has room for the only verdict.
-            let _ = answer.try_send(verdict);
+            // The channel has room for the only scope.
+            let _ = answer.try_send(scope);
         }
     }
 }
