@@ -566,6 +566,10 @@ class Http:
             "GET /queues/a/1/messages": (("administer", "/queues/a/1/messages"),),
             "GET /trace/absent": (("administer", "/trace/absent"),),
             "GET /users": (("administer", "/users"),),
+            "POST /users/absent/password": (("administer", "/users/absent/password"),),
+            "DELETE /users/absent": (("administer", "/users/absent"),),
+            "POST /tokens": (("administer", "/tokens"),),
+            "DELETE /tokens/absent": (("administer", "/tokens/absent"),),
             "GET /audit": (("administer", "/audit"),),
             "GET /handlers/absent/stack": (("administer", "/handlers/absent/stack"),),
             "POST /queues/a/1/purge": (("administer", "/queues/a/1/purge"),),
@@ -594,8 +598,8 @@ class Http:
         except urllib.error.HTTPError as refused:
             with refused:
                 code = refused.code
-        # This broker saves nothing, so pages about files answer 400.
-        assert code in (200, 400, 401, 403, 404, 405, 429)
+        # This broker saves nothing, so pages about files answer 400, and those that change users 409.
+        assert code in (200, 400, 401, 403, 404, 405, 409, 429)
         return {401: TURNED_AWAY, 429: TOLD_TO_WAIT, 403: DENIED}.get(code, ALLOWED)
 
 

@@ -55,9 +55,9 @@ SPARK = ("--journal", ".", "--out", ".")
             "invalid queue id '65536'; use ids from 0 to 65535, for example 1,7,1001",
         ),
         (
-            ("token", "ls"),
+            ("token", "ls", "--url", "http://127.0.0.1:2627", "--store", "users.json"),
             " token ls",
-            "mqcore: no store of users and tokens given; add --data-dir DIR or --store FILE",
+            "mqcore: --url names a running broker, --data-dir and --store a file; give one of them",
         ),
         (("backup", "--to", "copy"), " backup", "mqcore: give either --url ADMIN or --data-dir DIR"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import signal
 import subprocess
@@ -17,10 +18,12 @@ import pytest
 import mqcore
 from cluster_nodes import QUEUE, SECRET, Cluster, ClusterNode, publish, running_cluster, take
 from mqcore import errors
+from mqcore._core import AuthorityStore
 from mqcore.config import ClusterConfig
 from mqcore.jobs import Jobs, Worker
 from mqcore.throttr import SyncClient
 from served import clean_environment, wait_until
+from test_admin_changes import new_token
 
 
 @pytest.fixture
@@ -458,5 +461,51 @@ def test_users_made_before_the_first_start_are_on_all_nodes(tmp_path: Path) -> N
         wait_until(lambda: all((node.data_dir / "authority.json").exists() for node in cluster.nodes), limit=30)
         texts = {(node.data_dir / "authority.json").read_bytes() for node in cluster.nodes}
         assert len(texts) == 1
+    finally:
+        cluster.close()
+
+
+def test_users_and_tokens_change_while_the_cluster_runs(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    first = cluster.nodes[0]
+    root = new_token(first.data_dir, "root", "*")
+    try:
+        cluster.start()
+        leader = cluster.leader()
+        # Only the node with data began the cluster, and the others get copies.
+        cluster.wait_until_all_follow()
+        follower = cluster.followers()[0]
+        made = mqcore.admin.create_token(follower.admin, "deploy", allow=["push"], token=root)
+        revoked = mqcore.admin.create_token(follower.admin, "revoked", allow=["push"], token=root)
+        mqcore.admin.revoke_token(leader.admin, revoked.id, token=root)
+        mqcore.admin.add_user(follower.admin, "ann", password="correct horse", allow=["push"], token=root)
+        leader.kill()
+        successor = cluster.leader(limit=10)
+        for node in (follower, successor):
+            mqcore.sync.connect(node.url, token=made.token).close()
+            mqcore.sync.connect(node.url, user="ann", password="correct horse").close()
+            with pytest.raises(errors.AuthFailed):
+                mqcore.sync.connect(node.url, token=revoked.token)
+        leader.start()
+        cluster.wait_until_all_follow()
+        texts = {(node.data_dir / "authority.json").read_bytes() for node in cluster.nodes}
+        assert len(texts) == 1
+    finally:
+        cluster.close()
+
+
+def test_a_file_of_users_that_the_cluster_does_not_copy_is_not_changed(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    store = tmp_path / "users.json"
+    _, root = AuthorityStore(str(store)).add_token(json.dumps({"name": "root", "allow": ["*"]}))
+    before = store.read_bytes()
+    for node in cluster.nodes:
+        node.environment = {"MQCORE_AUTHORITY__STORE": str(store)}
+    try:
+        cluster.start()
+        leader = cluster.leader()
+        with pytest.raises(errors.Unacceptable, match="change it on all of them"):
+            mqcore.admin.create_token(leader.admin, "deploy", allow=["push"], token=root)
+        assert store.read_bytes() == before
     finally:
         cluster.close()

@@ -71,6 +71,7 @@ _REJECTIONS: Final[Rejections] = {
 
 REFUSALS: Final[Rejections] = {
     "bad-request": lambda message: errors.BadRequest(message, 400),
+    "already-exists": lambda message: errors.AlreadyExists(message, 481),
     "limit-exceeded": lambda message: errors.LimitExceeded(message, 482),
     "unacceptable": lambda message: errors.Unacceptable(message, 406),
     "queue-stopped": lambda message: errors.Unacceptable(message, 406),

@@ -46,6 +46,19 @@ from mqcore._admin_pages import (
 )
 from mqcore._admin_policies import Policy, PolicyResult, policies, remove_policy, set_policy
 from mqcore._admin_stacks import HandlerStack, StackFrame, ThreadStack, handler_stack
+from mqcore._admin_users import (
+    CredentialRestrictions,
+    NewToken,
+    TokenState,
+    UserState,
+    add_user,
+    create_token,
+    remove_user,
+    revoke_token,
+    set_password,
+    tokens,
+    users,
+)
 from mqcore._http import DEFAULT_URL, REFUSALS, AdminClient, query, queue_path, reading
 from mqcore.config import Duration
 from mqcore.notebook import Tabular
@@ -58,6 +71,7 @@ __all__ = [
     "Attention",
     "ClusterNode",
     "ClusterState",
+    "CredentialRestrictions",
     "FailedRequest",
     "Finding",
     "HandlerStack",
@@ -67,6 +81,7 @@ __all__ = [
     "LimitState",
     "MessageLocation",
     "MoveResult",
+    "NewToken",
     "PeekedMessage",
     "Policy",
     "PolicyResult",
@@ -78,14 +93,18 @@ __all__ = [
     "ScheduleList",
     "StackFrame",
     "ThreadStack",
+    "TokenState",
     "Trace",
     "TraceStep",
     "TracedClient",
+    "UserState",
     "WorkerState",
+    "add_user",
     "attention",
     "cancel_job",
     "clear",
     "cluster",
+    "create_token",
     "dead_letter_queue",
     "discard",
     "disconnect",
@@ -101,13 +120,18 @@ __all__ = [
     "remove_limit",
     "remove_policy",
     "remove_queue",
+    "remove_user",
+    "revoke_token",
     "route",
     "schedules",
     "set_limit",
+    "set_password",
     "set_policy",
     "set_status",
+    "tokens",
     "trace",
     "unschedule",
+    "users",
 ]
 
 

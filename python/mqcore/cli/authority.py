@@ -1,44 +1,21 @@
-"""`mqcore user` and `mqcore token`: manage the store of users and tokens, which a running broker reloads on change."""
+"""`mqcore user` and `mqcore token`: manage users and tokens, in a file or through a running broker."""
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from mqcore.cli import options, output
 from mqcore.cli.confirmation import confirm
+from mqcore.cli.credential_store import RESTRICTIONS, CredentialStore, place
 from mqcore.cli.group import CommandGroup
-
-if TYPE_CHECKING:
-    from mqcore._core import AuthorityStore
 
 __all__ = ["token", "user"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-
-_RESTRICTIONS = ("client_ids", "client_names", "client_types", "addresses")
-
-
-def _place(command: _F) -> _F:
-    """Add the options that locate the store."""
-    command = click.option(
-        "--store",
-        metavar="FILE",
-        envvar="MQCORE_AUTHORITY__STORE",
-        help="Store of users and tokens, if it is not in the data directory. [env: MQCORE_AUTHORITY__STORE]",
-    )(command)
-    return click.option(
-        "--data-dir",
-        metavar="DIR",
-        envvar="MQCORE_DATA_DIR",
-        help="Data directory of the broker. [env: MQCORE_DATA_DIR]",
-    )(command)
 
 
 def _rights(command: _F) -> _F:
@@ -60,18 +37,6 @@ def _rights(command: _F) -> _F:
     )(command)
 
 
-def _store(data_dir: str | None, store: str | None) -> AuthorityStore:
-    from mqcore._core import AuthorityStore
-
-    if store is not None:
-        return AuthorityStore(store)
-    if data_dir is None:
-        raise click.UsageError("no store of users and tokens given; add --data-dir DIR or --store FILE")
-    if os.path.isfile(data_dir):
-        raise click.UsageError(f"--data-dir {data_dir} is a file; name the data directory of the broker")
-    return AuthorityStore.of_data_dir(data_dir)
-
-
 def _password() -> str:
     """Prompt twice on a terminal, else read one line of stdin. The command line would show the password to others."""
     if sys.stdin.isatty():
@@ -84,23 +49,15 @@ def _password() -> str:
 
 
 def _restrict(restrictions: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    return {name: restrictions[name] for name in _RESTRICTIONS}
-
-
-def _readable(stored: dict[str, Any]) -> dict[str, Any]:
-    """Flatten a record for a table."""
-    restrict = stored.pop("restrict")
-    expires = stored.pop("expires_ms", None)
-    if expires is not None:
-        stored["expires"] = datetime.fromtimestamp(expires / 1000, UTC).isoformat(timespec="seconds")
-    return {**stored, **{name: restrict.get(name, []) for name in _RESTRICTIONS}}
+    return {name: restrictions[name] for name in RESTRICTIONS}
 
 
 @click.group(cls=CommandGroup)
 def user() -> None:
     """Manage users, who log in with a password or a certificate.
 
-    A running broker applies changes within a second.
+    Changes go to the file of a data directory with --data-dir or --store, which a running broker reads again within a
+    second; else through the admin side of a running broker, and need a token.
     """
 
 
@@ -109,61 +66,58 @@ def user() -> None:
 @_rights
 @click.option("--certificate", help="Name in a client certificate accepted instead of the password: 'cn:worker-1'.")
 @click.option("--no-password", is_flag=True, help="Accept the certificate only.")
-@_place
+@place
 @options.as_json
 def add_user(
     name: str,
     allow: tuple[str, ...],
     certificate: str | None,
     no_password: bool,
-    data_dir: str | None,
-    store: str | None,
+    store: CredentialStore,
     as_json: bool,
     **restrictions: tuple[str, ...],
 ) -> None:
     """Add the user NAME. Prompts for the password, or reads it from stdin."""
-    authority = _store(data_dir, store)
-    record = {"name": name, "certificate": certificate, "allow": allow, "restrict": _restrict(restrictions)}
-    authority.add_user(json.dumps(record), None if no_password else _password())
+    record = {"name": name, "certificate": certificate, "allow": list(allow), "restrict": _restrict(restrictions)}
+    store.add_user(record, None if no_password else _password())
     message = f"added user {name}; allowed: {', '.join(allow) or 'nothing (add rights with --allow)'}"
     output.done(
         "mqcore.user.add/1",
         message,
-        {"name": name, "allow": list(allow), "store": str(authority.path)},
+        {"name": name, "allow": list(allow), "store": store.location},
         as_json=as_json,
     )
 
 
 @user.command("ls")
-@_place
+@place
 @options.as_json
-def list_users(data_dir: str | None, store: str | None, as_json: bool) -> None:
+def list_users(store: CredentialStore, as_json: bool) -> None:
     """List the users."""
-    users = [_readable(stored) for stored in json.loads(_store(data_dir, store).show())["users"]]
-    columns = ("name", "allow", "password", "certificate", *_RESTRICTIONS)
+    users = store.users()
+    columns = ("name", "allow", "password", "certificate", *RESTRICTIONS)
     output.rows("mqcore.user.ls/1", "users", users, columns, as_json=as_json)
 
 
 @user.command("passwd")
 @click.argument("name")
-@_place
+@place
 @options.as_json
-def change_password(name: str, data_dir: str | None, store: str | None, as_json: bool) -> None:
+def change_password(name: str, store: CredentialStore, as_json: bool) -> None:
     """Change the password of the user NAME, and close the connections that used the old one."""
-    _store(data_dir, store).set_password(name, _password())
+    store.set_password(name, _password())
     output.done("mqcore.user.passwd/1", f"changed the password of user {name}", {"name": name}, as_json=as_json)
 
 
 @user.command("rm")
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@_place
+@place
 @options.as_json
-def remove_user(name: str, yes: bool, data_dir: str | None, store: str | None, as_json: bool) -> None:
+def remove_user(name: str, yes: bool, store: CredentialStore, as_json: bool) -> None:
     """Remove the user NAME, and close its connections."""
-    authority = _store(data_dir, store)
     confirm(f"removing user {name} revokes its access and closes its connections", name, yes=yes)
-    authority.remove_user(name)
+    store.remove_user(name)
     output.done("mqcore.user.rm/1", f"removed user {name}", {"name": name}, as_json=as_json)
 
 
@@ -179,7 +133,8 @@ def hash_password() -> None:
 def token() -> None:
     """Manage access tokens, with which programs log in.
 
-    A running broker applies changes within a second.
+    Changes go to the file of a data directory with --data-dir or --store, which a running broker reads again within a
+    second; else through the admin side of a running broker, and need a token.
     """
 
 
@@ -189,24 +144,21 @@ def token() -> None:
 @click.option(
     "--expires", type=options.DURATION, metavar="DURATION", help="Lifetime, for example 30d. [default: unlimited]"
 )
-@_place
+@place
 @options.as_json
 def create_token(
     name: str,
     allow: tuple[str, ...],
     expires: float | None,
-    data_dir: str | None,
-    store: str | None,
+    store: CredentialStore,
     as_json: bool,
     **restrictions: tuple[str, ...],
 ) -> None:
     """Create a token called NAME and print it. The broker stores only its hash, so it cannot be printed again."""
-    authority = _store(data_dir, store)
-    until = None if expires is None else int((datetime.now(UTC).timestamp() + expires) * 1000)
-    record = {"name": name, "allow": allow, "expires_ms": until, "restrict": _restrict(restrictions)}
-    token_id, text = authority.add_token(json.dumps(record))
+    created = store.add_token(name, list(allow), expires, _restrict(restrictions))
+    token_id, text = created["id"], created["token"]
     if as_json:
-        content = {"id": token_id, "name": name, "token": text, "allow": list(allow), "store": str(authority.path)}
+        content = {"id": token_id, "name": name, "token": text, "allow": list(allow), "store": store.location}
         output.document("mqcore.token.create/1", content)
         return
     click.echo(text)
@@ -215,20 +167,20 @@ def create_token(
 
 
 @token.command("ls")
-@_place
+@place
 @options.as_json
-def list_tokens(data_dir: str | None, store: str | None, as_json: bool) -> None:
+def list_tokens(store: CredentialStore, as_json: bool) -> None:
     """List the tokens, without their secrets."""
-    tokens = [_readable(stored) for stored in json.loads(_store(data_dir, store).show())["tokens"]]
-    columns = ("id", "name", "allow", "expires", *_RESTRICTIONS)
+    tokens = store.tokens()
+    columns = ("id", "name", "allow", "expires", *RESTRICTIONS)
     output.rows("mqcore.token.ls/1", "tokens", tokens, columns, as_json=as_json)
 
 
 @token.command("revoke")
 @click.argument("token_id", metavar="ID")
-@_place
+@place
 @options.as_json
-def revoke_token(token_id: str, data_dir: str | None, store: str | None, as_json: bool) -> None:
+def revoke_token(token_id: str, store: CredentialStore, as_json: bool) -> None:
     """Revoke the token ID, and close the connections that used it."""
-    _store(data_dir, store).remove_token(token_id)
+    store.remove_token(token_id)
     output.done("mqcore.token.revoke/1", f"revoked token {token_id}", {"id": token_id}, as_json=as_json)

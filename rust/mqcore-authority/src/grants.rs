@@ -68,6 +68,19 @@ impl Grants {
             || self.by_action[action as usize].iter().any(|pattern| resource.is_covered_by(pattern))
     }
 
+    /// Whether everything that `rule` allows is allowed here, too. It may be false for a rule that only spells
+    /// the name of a channel in another case.
+    #[must_use]
+    pub fn covers(&self, rule: &PermissionRule) -> bool {
+        let covered = |action: Action| {
+            self.by_action[action as usize].iter().any(|pattern| pattern.covers(rule.pattern()))
+        };
+        // The right to administer includes the right to inspect.
+        let allowed =
+            |action: Action| covered(action) || (action == Action::Inspect && covered(Action::Administer));
+        self.everything || rule.actions().iter().copied().all(allowed)
+    }
+
     /// Whether `action` is allowed on any resource.
     #[must_use]
     pub fn allow_some(&self, action: Action) -> bool {
@@ -105,6 +118,19 @@ mod tests {
         assert!(!grants(&["*:orders/*"]).is_everything());
         assert!(!grants(&["push,pull,join"]).is_everything());
         assert!(!Grants::nothing().is_everything());
+    }
+
+    #[test]
+    fn rules_are_covered_that_allow_nothing_more() {
+        let scoped = grants(&["push,pull:orders/*", "administer:/users*"]);
+        for covered in ["push:orders/1", "pull,push:orders/*", "inspect,administer:/users/ann"] {
+            assert!(scoped.covers(&covered.parse().unwrap()), "{covered}");
+        }
+        for wider in ["push", "push:*", "push,receive:orders/1", "push:invoices/1", "*", "inspect:/metrics"] {
+            assert!(!scoped.covers(&wider.parse().unwrap()), "{wider}");
+            assert!(Grants::everything().covers(&wider.parse().unwrap()));
+            assert!(!Grants::nothing().covers(&wider.parse().unwrap()));
+        }
     }
 
     #[test]

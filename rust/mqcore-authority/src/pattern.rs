@@ -52,6 +52,13 @@ impl Pattern {
     pub fn matches_folded(&self, text: &[u8]) -> bool {
         glob(self.0.as_bytes(), text, |pattern, byte| pattern.eq_ignore_ascii_case(&byte))
     }
+
+    /// Whether this pattern matches every name that `other` matches.
+    #[must_use]
+    pub fn covers(&self, other: &Self) -> bool {
+        // Only a star matches a star, and it matches whatever that stands for.
+        self.matches(other.0.as_bytes())
+    }
 }
 
 /// Greedy matching that backtracks to the last star only, so the time is at most proportional to the product of the two
@@ -173,6 +180,27 @@ mod tests {
         assert!("x".repeat(512).parse::<Pattern>().is_ok());
     }
 
+    #[test]
+    fn a_pattern_covers_those_that_match_less() {
+        let covers = |one: &str, other: &str| {
+            one.parse::<Pattern>().unwrap().covers(&other.parse::<Pattern>().unwrap())
+        };
+        for (one, other) in [
+            ("*", "orders/*"),
+            ("orders/*", "orders/1*"),
+            ("a", "a"),
+            ("*", "*"),
+            ("a*", "a*b"),
+            ("*/*", "a/*"),
+        ] {
+            assert!(covers(one, other), "{one} {other}");
+            assert!(one == other || !covers(other, one), "{other} {one}");
+        }
+        assert!(!covers("orders/*", "*"));
+        assert!(!covers("orders/1", "orders/*"));
+        assert!(!covers("a*b", "a*"));
+    }
+
     /// The definition of matching, as a slow recursive function.
     fn naive(pattern: &[u8], text: &[u8]) -> bool {
         match pattern.split_first() {
@@ -188,6 +216,14 @@ mod tests {
         #[test]
         fn matching_agrees_with_its_definition(pattern in "[ab*/]{1,8}", text in "[ab/]{0,10}") {
             prop_assert_eq!(matches(&pattern, &text), naive(pattern.as_bytes(), text.as_bytes()));
+        }
+
+        #[test]
+        fn covering_patterns_match_whatever_the_covered_ones_match(
+            one in "[ab*]{1,5}", other in "[ab*]{1,5}", text in "[ab]{0,8}"
+        ) {
+            let (one, other): (Pattern, Pattern) = (one.parse().unwrap(), other.parse().unwrap());
+            prop_assert!(!one.covers(&other) || !other.matches(text.as_bytes()) || one.matches(text.as_bytes()));
         }
     }
 }

@@ -23,6 +23,7 @@
 //! | `policies` | `/policies`, `/policies/NAME` |
 //! | `routers` | `/routers/NAME/test` |
 //! | `users` | `/users` |
+//! | `credentials` | `/users/NAME`, `/users/NAME/password`, `/tokens`, `/tokens/ID` |
 //! | `audit` | `/audit` |
 //! | `trace` | `/trace/ID` |
 //! | `answers` | the bodies of answers of several pages, and their documentation |
@@ -44,6 +45,7 @@ mod cancellation;
 mod changes;
 mod cluster;
 mod connections;
+mod credentials;
 mod dashboard;
 mod handlers;
 mod history;
@@ -222,6 +224,10 @@ fn router(admin: Admin) -> Router {
         .route("/policies/{name}", post(policies::set).delete(policies::remove))
         .route("/routers/{name}/test", post(routers::test))
         .route("/users", get(users::answer))
+        .route("/users/{name}", post(credentials::add_user).delete(credentials::remove_user))
+        .route("/users/{name}/password", post(credentials::set_password))
+        .route("/tokens", post(credentials::create_token))
+        .route("/tokens/{id}", delete(credentials::revoke_token))
         .route("/audit", get(audit::answer))
         .route("/backup", get(backup::download))
         .route("/history", get(history::answer))
@@ -306,6 +312,11 @@ async fn guard(
 }
 
 fn how_to_get_a_token(hub: &Hub) -> String {
+    if hub.cluster.is_some() && !hub.authority.has_tokens() {
+        return "this needs a token, sent as 'Authorization: Bearer TOKEN', and there is none yet; stop the cluster, \
+                and add one as [[token]] to the configuration of all nodes"
+            .into();
+    }
     let place = match hub.authority.store() {
         Some(store) => format!("--store {}", store.path().display()),
         None => "--data-dir DIR, with a broker that is started with the same --data-dir".into(),
@@ -338,7 +349,7 @@ async fn reload_authority(State(admin): State<Admin>) -> Response {
 
 async fn unknown_path(uri: Uri) -> Response {
     let message = format!(
-        "path {} does not exist; use /livez, /readyz, /healthz, /metrics, /attention, /queues, /queues/CHANNEL/ID, /connections, /cluster, /access, /openapi.json, /drain, /totals, /stream, /overview, /errors, /schedules, /schedules/ID, /handlers/KEY/stack, /jobs, /jobs/ID/cancel, /limits, /limits/KEY, /policies, /policies/NAME, /routers/NAME/test, /users, /audit, /backup, /history, /trace/ID and /authority/reload",
+        "path {} does not exist; use /livez, /readyz, /healthz, /metrics, /attention, /queues, /queues/CHANNEL/ID, /connections, /cluster, /access, /openapi.json, /drain, /totals, /stream, /overview, /errors, /schedules, /schedules/ID, /handlers/KEY/stack, /jobs, /jobs/ID/cancel, /limits, /limits/KEY, /policies, /policies/NAME, /routers/NAME/test, /users, /users/NAME, /users/NAME/password, /tokens, /tokens/ID, /audit, /backup, /history, /trace/ID and /authority/reload",
         uri.path()
     );
     error(StatusCode::NOT_FOUND, "not-found", &message)

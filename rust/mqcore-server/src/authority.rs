@@ -12,10 +12,12 @@
 //! | `demand` | which permission each command needs |
 //! | `keys` | permissions on rate limits, checked while a session reads |
 //! | `verdicts` | questions to the authorizer of a program, and their answers |
+//! | `changes` | changes of users and tokens by a caller |
 //! | `reload` | reading users and tokens again while the server runs |
 
 pub(crate) mod admission;
 pub mod audit;
+mod changes;
 pub mod config;
 mod demand;
 pub(crate) mod gate;

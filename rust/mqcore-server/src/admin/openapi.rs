@@ -10,8 +10,8 @@ use utoipa::openapi::{PathItem, Ref, RefOr, Schema};
 
 use crate::admin::answers::ErrorAnswer;
 use crate::admin::{
-    access, attention, audit, backup, cancellation, changes, connections, handlers, history, jobs, limits,
-    overview, policies, queue, queues, routers, schedules, stream, trace, users,
+    access, attention, audit, backup, cancellation, changes, connections, credentials, handlers, history,
+    jobs, limits, overview, policies, queue, queues, routers, schedules, stream, trace, users,
 };
 
 #[derive(OpenApi)]
@@ -40,6 +40,11 @@ use crate::admin::{
         changes::remove_queue,
         changes::set_status,
         connections::answer,
+        credentials::add_user,
+        credentials::create_token,
+        credentials::remove_user,
+        credentials::revoke_token,
+        credentials::set_password,
         handlers::stack,
         history::answer,
         jobs::answer,

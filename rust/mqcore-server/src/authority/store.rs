@@ -48,12 +48,27 @@ pub enum StoreError {
     Record(#[from] AuthorityRecordError),
     /// The other nodes of a cluster would not have the change.
     #[error(
-        "{path} belongs to a node of a cluster, and the other nodes would not have the change;          keep users and tokens in a file outside the data directory (authority.store), the same on all nodes"
+        "{path} belongs to a node of a cluster, and the other nodes would not have the change; change users and tokens through the admin side of the running cluster"
     )]
     Replicated {
         /// The file.
         path: PathBuf,
     },
+    /// A change of credentials that allow more than those of the caller.
+    #[error("permission denied: your own credentials do not allow {rule}")]
+    BeyondCaller {
+        /// The first rule that the caller lacks.
+        rule: Box<PermissionRule>,
+    },
+    /// Records that the configuration contains cannot be changed in the store.
+    #[error("{what} is in the configuration of the broker; change it there")]
+    Configured {
+        /// The user or the token.
+        what: String,
+    },
+    /// There is no file to change.
+    #[error("the broker has no file of users and tokens; set data_dir or authority.store")]
+    NoStore,
     /// A password is too short or too long.
     #[error(transparent)]
     Password(#[from] PasswordError),
@@ -201,18 +216,27 @@ impl UserStore {
     /// # Errors
     /// [`StoreError`]; the file is then unchanged.
     pub fn apply(&self, change: Change<'_>) -> Result<(), StoreError> {
+        self.apply_checked(change, |_, _| Ok(()))
+    }
+
+    /// Applies one change, unless `check` refuses it. It gets the records before and after.
+    pub(crate) fn apply_checked(
+        &self,
+        change: Change<'_>,
+        check: impl FnOnce(&Records, &Records) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
         match change {
             Change::AddUser { user, password } => {
                 let mut user: User = parsed(user)?;
                 user.password = password.map(password_hash).transpose()?;
-                self.change(|records| Ok(records.add_user(user)?))
+                self.change_checked(|records| records.add_user(user), check)
             }
             Change::SetPassword { name, password } => {
                 let hash = password_hash(password)?;
-                self.change(|records| Ok(records.set_password(name, hash)?))
+                self.change_checked(|records| records.set_password(name, hash), check)
             }
-            Change::RemoveUser { name } => self.change(|records| Ok(records.remove_user(name)?)),
-            Change::RemoveToken { id } => self.change(|records| Ok(records.remove_token(id)?)),
+            Change::RemoveUser { name } => self.change_checked(|records| records.remove_user(name), check),
+            Change::RemoveToken { id } => self.change_checked(|records| records.remove_token(id), check),
         }
     }
 
@@ -221,11 +245,37 @@ impl UserStore {
     /// # Errors
     /// [`StoreError`]; the file is then unchanged.
     pub fn add_token(&self, request: &str) -> Result<(String, String), StoreError> {
+        self.add_token_checked(request, |_, _| Ok(()))
+    }
+
+    /// Adds a token as [`UserStore::add_token`] does, unless `check` refuses it.
+    pub(crate) fn add_token_checked(
+        &self,
+        request: &str,
+        check: impl FnOnce(&Records, &Records) -> Result<(), StoreError>,
+    ) -> Result<(String, String), StoreError> {
         let TokenRequest { name, allow, expires_ms, restrict } = parsed(request)?;
         let NewToken { id, text, hash } = token::mint(random::<{ token::ENTROPY_BYTES }>()?);
         let record = Token { id: id.clone(), name, hash, allow, expires_ms, restrict };
-        self.change(|records| Ok(records.add_token(record)?))?;
+        self.change_checked(|records| records.add_token(record), check)?;
         Ok((id, text))
+    }
+
+    fn change_checked(
+        &self,
+        change: impl FnOnce(&mut Records) -> Result<(), AuthorityRecordError>,
+        check: impl FnOnce(&Records, &Records) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        self.change(|records| {
+            let before = records.clone();
+            change(records)?;
+            check(&before, records)
+        })
+    }
+
+    /// Whether the other nodes of a cluster get changes of this file.
+    pub(crate) fn is_copied(&self) -> bool {
+        self.files.replicator().is_some()
     }
 
     /// All records without hashes, as JSON.
