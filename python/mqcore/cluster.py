@@ -18,7 +18,7 @@ __all__ = ["LogSyncs", "NodeStatus", "PeerStatus", "ReplicaStatus", "promote", "
 
 _T = TypeVar("_T")
 
-NodeRole: TypeAlias = Literal["joining", "copying", "following", "leading"]
+NodeRole: TypeAlias = Literal["joining", "copying", "following", "witnessing", "leading"]
 """The role of a node: it waits for the others, copies the files of the leader, follows a leader, or runs the broker."""
 
 

@@ -51,6 +51,9 @@ class ClusterConfig:
     election_timeout: Duration = 0.5
     """Time without a leader after which nodes elect another; up to twice this time, plus the election. The nodes'
     clocks need not agree, but a disk or network that pauses longer causes elections. Default 500 ms."""
+    witness: bool = False
+    """Keep no data: the node votes, and keeps changes only until all nodes with data have them. It needs little disk
+    space and never leads. More than half of the nodes must keep data. Default ``False``."""
     verify_interval: Duration = 86400.0
     """Time between two verifications of the checksums of all files, with at most 64 MiB/s. A node with a damaged file
     gets a copy from the others. 0: only files that are needed are verified. Default one day."""

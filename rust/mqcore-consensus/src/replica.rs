@@ -16,7 +16,7 @@ use crate::storage::{
     LogStorage, ballot_from_raft, entry_from_raft, membership_from_raft, snapshot_from_raft,
 };
 
-/// Settings of a replica. All replicas of a group have the same.
+/// Settings of a replica. All replicas of a group have the same, apart from `is_witness` and `seed`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplicaOptions {
     /// Ticks without a leader after which a replica wants to become one; each time a random number between this and twice
@@ -34,6 +34,9 @@ pub struct ReplicaOptions {
     pub max_inflight_messages: usize,
     /// Bytes of proposed entries that are not committed. More are refused with [`ProposeError::Busy`].
     pub max_uncommitted_bytes: u64,
+    /// It keeps entries and has no state: it sends no snapshots, and waits longer than others before it wants to become leader.
+    /// If it does, because no other replica has all entries, its caller lets it [`resign`](Replica::resign).
+    pub is_witness: bool,
     /// Seed of the random election timeouts. Different for each replica.
     pub seed: u64,
 }
@@ -42,6 +45,7 @@ impl Default for ReplicaOptions {
     fn default() -> Self {
         Self {
             election_ticks: 10,
+            is_witness: false,
             heartbeat_ticks: 2,
             sync_ticks: 10,
             snapshot_ticks: 100,
@@ -50,6 +54,13 @@ impl Default for ReplicaOptions {
             max_uncommitted_bytes: 64 << 20,
             seed: 0,
         }
+    }
+}
+
+impl ReplicaOptions {
+    /// Ticks that the replica waits longer than others before it wants to become leader.
+    fn patience(&self) -> usize {
+        if self.is_witness { 2 * self.election_ticks } else { 0 }
     }
 }
 
@@ -173,6 +184,8 @@ pub struct Replica<L: ReplicatedLog> {
     unpersisted: VecDeque<Unpersisted>,
     /// Ticks since a snapshot was sent to a replica that has not acknowledged it.
     snapshots: BTreeMap<u64, u64>,
+    /// Replicas to which leadership is not handed.
+    never_leading: BTreeSet<ReplicaId>,
 }
 
 impl<L: ReplicatedLog> Replica<L> {
@@ -189,6 +202,7 @@ impl<L: ReplicatedLog> Replica<L> {
         let config = Config {
             id: id.to_number(),
             election_tick: options.election_ticks,
+            max_election_tick: 2 * options.election_ticks + options.patience(),
             heartbeat_tick: options.heartbeat_ticks,
             applied: log.base().0,
             max_size_per_msg: options.max_message_bytes,
@@ -201,8 +215,12 @@ impl<L: ReplicatedLog> Replica<L> {
             ..Config::default()
         };
         let logger = slog::Logger::root(slog::Discard, slog::o!());
-        let node = RawNode::new(&config, LogStorage { log, wants_snapshot: Cell::new(false) }, &logger)
-            .map_err(|error| ReplicaStartError::Options(error.to_string()))?;
+        let node = RawNode::new(
+            &config,
+            LogStorage { log, wants_snapshot: Cell::new(false), is_witness: options.is_witness },
+            &logger,
+        )
+        .map_err(|error| ReplicaStartError::Options(error.to_string()))?;
         let drawn_for = (node.raft.term, node.raft.state);
         let mut replica = Self {
             node,
@@ -212,6 +230,7 @@ impl<L: ReplicatedLog> Replica<L> {
             drawn_for,
             unpersisted: VecDeque::new(),
             snapshots: BTreeMap::new(),
+            never_leading: BTreeSet::new(),
         };
         replica.draw_election_timeout();
         Ok(replica)
@@ -360,6 +379,11 @@ impl<L: ReplicatedLog> Replica<L> {
         Ok(changes)
     }
 
+    /// Leadership is not handed to these replicas. Each of them may still be elected, if no other has its entries.
+    pub fn set_never_leading(&mut self, replicas: BTreeSet<ReplicaId>) {
+        self.never_leading = replicas;
+    }
+
     /// Hands leadership to the voter with the longest log, for example before the node stops. Does nothing on other replicas.
     pub fn resign(&mut self) {
         self.hand_over(|_| true);
@@ -473,7 +497,10 @@ impl<L: ReplicatedLog> Replica<L> {
         voters
             .iter()
             .filter(|&id| id != self.node.raft.id)
-            .filter(|&id| ReplicaId::from_number(id).is_some_and(&is_eligible))
+            .filter(|&id| {
+                ReplicaId::from_number(id)
+                    .is_some_and(|id| !self.never_leading.contains(&id) && is_eligible(id))
+            })
             .filter_map(|id| progress.get(id).map(|progress| (progress.recent_active, progress.matched, id)))
             .max()
             .map(|(.., id)| id)
@@ -511,7 +538,8 @@ impl<L: ReplicatedLog> Replica<L> {
         let now = (self.node.raft.term, self.node.raft.state);
         if now != self.drawn_for || self.election_timeout == 0 {
             let ticks = self.options.election_ticks;
-            (self.election_timeout, self.drawn_for) = (self.random.usize(ticks..2 * ticks), now);
+            let timeout = self.options.patience() + self.random.usize(ticks..2 * ticks);
+            (self.election_timeout, self.drawn_for) = (timeout, now);
         }
         self.node.raft.set_randomized_election_timeout(self.election_timeout);
     }

@@ -14,6 +14,8 @@ pub(crate) struct LogStorage<L> {
     pub(crate) log: L,
     /// Whether a member needs a newer snapshot than the log has.
     pub(crate) wants_snapshot: Cell<bool>,
+    /// Snapshots have no state, so that no member gets one.
+    pub(crate) is_witness: bool,
 }
 
 impl<L: ReplicatedLog> Storage for LogStorage<L> {
@@ -60,6 +62,9 @@ impl<L: ReplicatedLog> Storage for LogStorage<L> {
     fn snapshot(&self, request_index: u64, to: u64) -> raft::Result<RaftSnapshot> {
         // The crate `raft` asks again after the next heartbeat.
         let unavailable = || raft::Error::from(StorageError::SnapshotTemporarilyUnavailable);
+        if self.is_witness {
+            return Err(unavailable());
+        }
         let snapshot = self.log.snapshot().map_err(|_| unavailable())?;
         // A replica refuses a snapshot from the time before it became a member.
         let members = &snapshot.membership;

@@ -53,6 +53,7 @@ impl ClusterMember {
             tls: member_tls(&cluster)?,
             listen: field(&cluster, "listen")?,
             peers: peers(&field::<Vec<String>>(&cluster, "peers")?)?,
+            is_witness: field(&cluster, "witness")?,
             data_dir,
             listeners: listeners(&server)?,
             tick: duration(&cluster, "election_timeout")? / ELECTION_TICKS,

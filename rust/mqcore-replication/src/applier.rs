@@ -93,6 +93,11 @@ impl Applier {
         self.applied
     }
 
+    /// Everything up to this entry counts as carried out: this member keeps no files.
+    pub fn skip_to(&mut self, index: u64) {
+        self.applied = self.applied.max(index);
+    }
+
     /// Carries out the operations of a committed entry. Entries come in order.
     ///
     /// # Errors

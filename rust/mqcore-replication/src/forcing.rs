@@ -44,6 +44,12 @@ pub fn force_new(root: &Path, cluster: &str, node: u32, changes: bool) -> Result
     let lock = DirectoryLock::exclusive(&directory)
         .map_err(|_| failed(format!("{} is in use; stop the node first", root.display())))?;
     let identity = MemberIdentity::open(root, cluster, node)?;
+    if identity.is_witness {
+        return Err(failed(format!(
+            "{} belongs to a witness, which has no data; use the files of another node",
+            root.display()
+        )));
+    }
     if identity.is_copying {
         return Err(failed(format!(
             "the files in {} are an unfinished copy, or damaged; use those of another node",

@@ -48,6 +48,9 @@ pub struct MemberIdentity {
     /// The log has lost something: the replica must not continue, because it may have promised what it does not remember.
     #[serde(default)]
     pub is_log_lost: bool,
+    /// It keeps the log, and no files of a broker.
+    #[serde(default)]
+    pub is_witness: bool,
 }
 
 /// Why a directory cannot belong to a member.
@@ -144,6 +147,7 @@ impl MemberIdentity {
             founders: BTreeMap::new(),
             is_copying: false,
             is_log_lost: false,
+            is_witness: false,
         };
         identity.save(root)?;
         Ok(identity)

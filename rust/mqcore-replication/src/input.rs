@@ -31,6 +31,9 @@ pub struct MemberGreeting {
     /// Its disk has room for the work of a leader.
     #[serde(default)]
     pub has_space: bool,
+    /// It keeps the log, and no files of a broker.
+    #[serde(default)]
+    pub is_witness: bool,
     /// It leads its group.
     #[serde(default)]
     pub is_leading: bool,

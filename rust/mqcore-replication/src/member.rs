@@ -43,6 +43,8 @@ pub struct MemberOptions {
     pub listen: String,
     /// The addresses of the other nodes.
     pub peers: BTreeMap<u32, String>,
+    /// It keeps the log and votes, and has no files of a broker.
+    pub is_witness: bool,
     /// The data directory.
     pub data_dir: PathBuf,
     /// The listeners of the broker, which another node relays to.
@@ -152,6 +154,7 @@ impl Member {
         let io = |path: &Path, source| MemberIdentityError::Io { path: path.to_path_buf(), source };
         create_private_directory(&root).map_err(|source| io(&root, source))?;
         let identity = MemberIdentity::open(&root, &options.cluster, options.node)?;
+        options.check_kind(&identity)?;
         let directory = MemberIdentity::directory(&root);
         let lock = DirectoryLock::exclusive(&directory).map_err(|source| match source.kind() {
             io::ErrorKind::WouldBlock => MemberError::Locked(root.clone()),
@@ -268,6 +271,19 @@ impl Member {
 }
 
 impl MemberOptions {
+    /// A directory with the files of a broker does not become that of a witness by itself, nor the other way round.
+    fn check_kind(&self, identity: &MemberIdentity) -> Result<(), MemberError> {
+        if identity.generation.is_none() || identity.is_witness == self.is_witness {
+            return Ok(());
+        }
+        let (is, becomes) = if self.is_witness { ("data", "a witness") } else { ("a witness", "data") };
+        let directory = self.data_dir.display();
+        Err(MemberError::Options(format!(
+            "{directory} belongs to a node with {is}, and the configuration makes it one with {becomes}; \
+             move the directory away, and the node joins anew"
+        )))
+    }
+
     fn check(&self) -> Result<(), MemberError> {
         let fail = |why: String| Err(MemberError::Options(why));
         let nodes = self.peers.len() + 1;
@@ -281,6 +297,9 @@ impl MemberOptions {
             return fail(format!(
                 "a cluster has 3, 5 or 7 nodes, not {nodes}: a majority must survive the loss of a node"
             ));
+        }
+        if self.is_witness && nodes == 1 {
+            return fail("a witness keeps no data, so that it cannot be the only node".to_owned());
         }
         if let Some(Err(error)) = self.tls.as_ref().map(MemberTls::check) {
             return fail(error.to_string());

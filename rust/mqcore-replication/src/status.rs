@@ -19,6 +19,8 @@ pub enum MemberRole {
     Copying,
     /// It follows a leader, or looks for one.
     Following,
+    /// It keeps the log for the others and votes, and has no files of a broker.
+    Witnessing,
     /// It leads, and its files are up to date: the broker runs here.
     Leading,
 }
@@ -31,6 +33,7 @@ impl MemberRole {
             Self::Joining => "joining",
             Self::Copying => "copying",
             Self::Following => "following",
+            Self::Witnessing => "witnessing",
             Self::Leading => "leading",
         }
     }

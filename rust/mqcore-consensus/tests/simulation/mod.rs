@@ -3,7 +3,8 @@
 //!
 //! Networks are cut, also in one direction only or between some replicas, and lose, delay and double messages. Nodes lose
 //! power, pause, have clocks of different speed and disks that hang. A disk loses everything, and its node returns with an empty
-//! replica. Members are replaced while all this happens. [`Mistake`] has errors that a wrong integration could make; the last
+//! replica. Members are replaced while all this happens. In a third of the groups, one of three or two of five nodes are
+//! witnesses, which keep entries and no state. [`Mistake`] has errors that a wrong integration could make; the last
 //! test shows that the simulation finds each of them.
 //!
 //! Seeds: see the crate `mqcore-testkit`. `MQCORE_TELL=1` prints what happens.
@@ -34,11 +35,13 @@ pub(crate) enum Mistake {
     ForgetsVote,
     /// A crash keeps new entries without the ballot that was written with them.
     SplitsWrites,
+    /// A witness forgets entries that another node may need.
+    WitnessForgets,
     /// A client hears that its entry is confirmed when another entry has its index.
     IgnoresTerm,
 }
 
-const MISTAKES: [Mistake; 9] = [
+const MISTAKES: [Mistake; 10] = [
     Mistake::AcknowledgesBeforeSync,
     Mistake::DamagedReplicaVotes,
     Mistake::TrustsDamagedEntry,
@@ -47,6 +50,7 @@ const MISTAKES: [Mistake; 9] = [
     Mistake::KeepsConflicts,
     Mistake::ForgetsVote,
     Mistake::SplitsWrites,
+    Mistake::WitnessForgets,
     Mistake::IgnoresTerm,
 ];
 

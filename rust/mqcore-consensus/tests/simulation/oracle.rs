@@ -42,7 +42,7 @@ impl Oracle {
     }
 
     pub(crate) fn members_are(&mut self, index: u64, membership: &GroupMembers) {
-        if index > self.membership.0 {
+        if index > self.membership.0 && *membership != self.membership.1 {
             self.membership = (index, membership.clone());
         }
     }

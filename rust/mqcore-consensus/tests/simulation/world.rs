@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use faults::Exchange;
-use mqcore_consensus::log::ReplicatedLog;
+use mqcore_consensus::log::{LogSnapshot, ReplicatedLog};
 use mqcore_consensus::membership::{GroupMembers, ReplicaId};
 use mqcore_consensus::message::ReplicaMessage;
 use mqcore_consensus::replica::{
@@ -60,6 +60,8 @@ struct Node {
     next_tick: u64,
     paused_until: u64,
     hangs_until: u64,
+    /// Places at which the log of a witness may begin. They have no state.
+    points: Vec<LogSnapshot>,
     /// Proposals that clients of this node wait for.
     proposed: Vec<(Proposal, u64)>,
 }
@@ -81,6 +83,8 @@ pub(crate) struct World {
     /// Whether members are often exchanged while one of them lags and the power fails.
     exchanges: bool,
     exchange: Option<Exchange>,
+    /// The first nodes, which keep no state.
+    witnesses: usize,
     /// Whether logs are journals on simulated disks.
     has_journals: bool,
     trace: u64,
@@ -107,6 +111,7 @@ impl World {
             is_calm: false,
             exchanges: random.one_in(3),
             exchange: None,
+            witnesses: if seed % 3 == 1 { size as usize / 2 } else { 0 },
             has_journals: mistake.is_none() && random.one_in(3),
             trace: seed,
             tells: std::env::var_os("MQCORE_TELL").is_some(),
@@ -129,6 +134,7 @@ impl World {
                 next_tick: random.below(10),
                 paused_until: 0,
                 hangs_until: 0,
+                points: Vec::new(),
                 proposed: Vec::new(),
             };
             world.nodes.push(node);
@@ -153,7 +159,7 @@ impl World {
             self.step()?;
         }
         for node in 0..self.nodes.len() {
-            if self.wanted.contains(&node) {
+            if self.wanted.contains(&node) && !self.is_witness(node) {
                 self.oracle.has_state(self.nodes[node].id, &self.nodes[node].machine.borrow())?;
             }
         }
@@ -199,8 +205,15 @@ impl World {
 
     fn tick(&mut self, node: usize) -> Result<(), String> {
         let wanted = self.wanted.iter().map(|&node| self.nodes[node].id).collect();
+        let witnesses = self.nodes[..self.witnesses].iter().map(|node| node.id).collect();
+        let is_witness = self.is_witness(node);
         let Some(replica) = &mut self.nodes[node].replica else { return Ok(()) };
         replica.tick();
+        replica.set_never_leading(witnesses);
+        if is_witness {
+            // The next leader gets all entries first.
+            replica.resign();
+        }
         // A change that cannot be made now is tried again with the next tick.
         let _ = replica.adjust_membership(&wanted);
         self.pump(node)?;
@@ -212,7 +225,7 @@ impl World {
 
     fn propose(&mut self, node: usize) -> Result<(), String> {
         let value = self.next_value;
-        if self.now < self.nodes[node].paused_until {
+        if self.now < self.nodes[node].paused_until || self.is_witness(node) {
             return Ok(());
         }
         let Some(replica) = &mut self.nodes[node].replica else { return Ok(()) };
@@ -256,7 +269,9 @@ impl World {
             }
             if let Some(snapshot) = work.installed {
                 *self.nodes[node].machine.borrow_mut() = Machine::of_snapshot(&snapshot);
-                self.oracle.has_state(id, &self.nodes[node].machine.borrow())?;
+                if !self.is_witness(node) {
+                    self.oracle.has_state(id, &self.nodes[node].machine.borrow())?;
+                }
                 self.applied(node, snapshot.index);
             }
             for entry in &work.committed {
@@ -297,6 +312,11 @@ impl World {
         let Some(replica) = &self.nodes[node].replica else { return };
         let membership = replica.membership();
         self.oracle.members_are(index, &membership);
+        let term = self.nodes[node].machine.borrow().term;
+        if self.is_witness(node) {
+            let membership = membership.clone();
+            self.nodes[node].points.push(LogSnapshot { index, term, membership, data: Bytes::new() });
+        }
         self.nodes[node].machine.borrow_mut().membership = membership;
     }
 
@@ -383,8 +403,14 @@ impl World {
         let log = state.store.open(&state.machine, self.mistake).map_err(|error| error.to_string())?;
         let base = log.first_snapshot();
         *state.machine.borrow_mut() = Machine::of_snapshot(&base);
-        let options =
-            ReplicaOptions { seed, snapshot_ticks: 20, max_message_bytes: 64, ..ReplicaOptions::default() };
+        let is_witness = node < self.witnesses;
+        let options = ReplicaOptions {
+            seed,
+            snapshot_ticks: 20,
+            max_message_bytes: 64,
+            is_witness,
+            ..ReplicaOptions::default()
+        };
         (state.sync, state.written, state.persisted, state.needs_sync) = (None, 0, 0, false);
         match Replica::start(state.id, log, options) {
             Ok(replica) => {
@@ -402,6 +428,7 @@ impl World {
         let state = &mut self.nodes[node];
         (state.replica, state.sync) = (None, None);
         state.proposed.clear();
+        state.points.clear();
         state.store.crash(&mut self.random);
     }
 
@@ -418,11 +445,38 @@ impl World {
 
     /// Replaces the applied entries of a log by a snapshot.
     fn compact(&mut self, node: usize) {
+        if self.is_witness(node) {
+            return self.compact_witness(node);
+        }
         let snapshot = self.nodes[node].machine.borrow().snapshot(self.mistake);
         if let Some(replica) = &mut self.nodes[node].replica {
             replica.log_mut().compact(snapshot);
             self.nodes[node].needs_sync = true;
         }
+    }
+
+    /// Forgets the entries of a witness that all members with a state have applied.
+    fn compact_witness(&mut self, node: usize) {
+        let Some(replica) = &self.nodes[node].replica else { return };
+        let members = replica.membership();
+        let with_state =
+            members.voters.union(&members.learners).filter(|id| id.node() as usize > self.witnesses);
+        let applied = |id: &ReplicaId| Some(self.nodes[self.node_of(Some(*id))?].machine.borrow().index);
+        let Some(mut index) = with_state.map(applied).min().flatten() else { return };
+        if self.mistake == Some(Mistake::WitnessForgets) {
+            index = u64::MAX;
+        }
+        let points = std::mem::take(&mut self.nodes[node].points);
+        let (old, kept): (Vec<_>, Vec<_>) = points.into_iter().partition(|point| point.index <= index);
+        self.nodes[node].points = kept;
+        if let (Some(snapshot), Some(replica)) = (old.into_iter().last(), &mut self.nodes[node].replica) {
+            replica.log_mut().compact(snapshot);
+            self.nodes[node].needs_sync = true;
+        }
+    }
+
+    fn is_witness(&self, node: usize) -> bool {
+        node < self.witnesses
     }
 
     fn calm(&mut self) -> Result<(), String> {

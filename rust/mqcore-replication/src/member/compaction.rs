@@ -52,6 +52,15 @@ impl Compaction {
         }
     }
 
+    /// The last point up to which all members have carried out everything, if there is a new one.
+    pub(super) fn take_up_to(&mut self, index: u64) -> Option<LogSnapshot> {
+        let mut taken = None;
+        while self.points.front().is_some_and(|point| point.is_synced && point.snapshot.index <= index) {
+            taken = self.points.pop_front().map(|point| point.snapshot);
+        }
+        taken
+    }
+
     /// The point up to which the log is not needed any more, if there is a new one. `now`: another member needs a copy anyway.
     pub(super) fn take(&mut self, now: bool) -> Option<LogSnapshot> {
         let mut taken = None;
@@ -89,5 +98,18 @@ mod tests {
         compaction.synced(9);
         assert_eq!(compaction.take(false), None, "others may need it");
         assert_eq!(compaction.take(true), Some(at(9)));
+    }
+
+    #[test]
+    fn entries_stay_until_all_members_have_them() {
+        let mut compaction = Compaction::default();
+        for index in [5, 9, 12] {
+            assert!(compaction.note(POINT_BYTES as usize));
+            compaction.begin(at(index));
+            compaction.synced(index);
+        }
+        assert_eq!(compaction.take_up_to(4), None);
+        assert_eq!(compaction.take_up_to(11), Some(at(9)));
+        assert_eq!(compaction.take_up_to(11), None);
     }
 }

@@ -23,12 +23,14 @@ pub(super) enum Founding {
     },
     /// Several nodes have data of brokers without a cluster.
     Conflict(Vec<u32>),
+    /// These nodes are witnesses, and no majority would be left without them.
+    TooManyWitnesses(Vec<u32>),
 }
 
 /// Decides the next step of a node without a group, from the greetings of the others.
 pub(super) fn decide(
     identity: &MemberIdentity,
-    has_data: bool,
+    (has_data, is_witness): (bool, bool),
     peers: impl Iterator<Item = u32> + Clone,
     greetings: &BTreeMap<u32, MemberGreeting>,
 ) -> Founding {
@@ -45,6 +47,12 @@ pub(super) fn decide(
     let missing: Vec<u32> = peers.filter(|node| !greetings.contains_key(node)).collect();
     if !missing.is_empty() {
         return Founding::Waits(missing);
+    }
+    let mut witnesses: Vec<u32> =
+        greetings.iter().filter(|(_, greeting)| greeting.is_witness).map(|(node, _)| *node).collect();
+    witnesses.extend(is_witness.then_some(identity.node));
+    if witnesses.len() * 2 > greetings.len() {
+        return Founding::TooManyWitnesses(witnesses);
     }
     let mut with_data: Vec<u32> =
         greetings.iter().filter(|(_, greeting)| greeting.has_data).map(|(node, _)| *node).collect();
@@ -65,6 +73,9 @@ pub(super) fn decide(
 mod tests {
     use super::*;
 
+    const NOTHING: (bool, bool) = (false, false);
+    const DATA: (bool, bool) = (true, false);
+
     fn identity(node: u32, incarnation: u64) -> MemberIdentity {
         MemberIdentity {
             cluster: "c".to_owned(),
@@ -75,6 +86,7 @@ mod tests {
             founders: BTreeMap::new(),
             is_copying: false,
             is_log_lost: false,
+            is_witness: false,
         }
     }
 
@@ -96,17 +108,17 @@ mod tests {
         let me = identity(1, 11);
         let peers = [2, 3].into_iter();
         let mut greetings = BTreeMap::from([(2, empty(22))]);
-        assert_eq!(decide(&me, false, peers.clone(), &greetings), Founding::Waits(vec![3]));
+        assert_eq!(decide(&me, NOTHING, peers.clone(), &greetings), Founding::Waits(vec![3]));
         greetings.insert(3, empty(33));
         let founders = [(1, 11), (2, 22), (3, 33)];
-        assert_eq!(decide(&me, false, peers, &greetings), Founding::Begins(founders.into()));
+        assert_eq!(decide(&me, NOTHING, peers, &greetings), Founding::Begins(founders.into()));
     }
 
     #[test]
     fn a_node_that_was_there_at_the_beginning_takes_part_in_it() {
         let founders = [(1, 11), (2, 22), (3, 33)];
         let greetings = BTreeMap::from([(2, grouped(&founders, &[1, 2, 3]))]);
-        let decided = decide(&identity(1, 11), false, [2, 3].into_iter(), &greetings);
+        let decided = decide(&identity(1, 11), NOTHING, [2, 3].into_iter(), &greetings);
         assert_eq!(decided, Founding::Begins(founders.into()));
     }
 
@@ -115,7 +127,7 @@ mod tests {
         let founders = [(1, 11), (2, 22), (3, 33)];
         let newest = u64::from(u32::MAX - 1) << 32 | 1;
         let greetings = BTreeMap::from([(2, grouped(&founders, &[1, newest, 2, 3]))]);
-        let decided = decide(&identity(1, 12), false, [2, 3].into_iter(), &greetings);
+        let decided = decide(&identity(1, 12), NOTHING, [2, 3].into_iter(), &greetings);
         assert_eq!(decided, Founding::Joins { founders: founders.into(), generation: u32::MAX });
     }
 
@@ -124,11 +136,23 @@ mod tests {
         let greetings = BTreeMap::from([(2, empty(22)), (3, empty(33))]);
         let peers = [2, 3].into_iter();
         assert_eq!(
-            decide(&identity(1, 11), true, peers.clone(), &greetings),
+            decide(&identity(1, 11), DATA, peers.clone(), &greetings),
             Founding::Begins([(1, 11)].into())
         );
         let with_data = BTreeMap::from([(2, MemberGreeting { has_data: true, ..empty(22) }), (3, empty(33))]);
-        assert_eq!(decide(&identity(1, 11), false, peers.clone(), &with_data), Founding::Waits(vec![2]));
-        assert_eq!(decide(&identity(1, 11), true, peers, &with_data), Founding::Conflict(vec![2, 1]));
+        assert_eq!(decide(&identity(1, 11), NOTHING, peers.clone(), &with_data), Founding::Waits(vec![2]));
+        assert_eq!(decide(&identity(1, 11), DATA, peers, &with_data), Founding::Conflict(vec![2, 1]));
+    }
+
+    #[test]
+    fn a_group_with_too_many_witnesses_does_not_begin() {
+        let witness = |incarnation| MemberGreeting { is_witness: true, ..empty(incarnation) };
+        let peers = [2, 3].into_iter();
+        let one = BTreeMap::from([(2, empty(22)), (3, witness(33))]);
+        let founders = [(1, 11), (2, 22), (3, 33)];
+        let begins = Founding::Begins(founders.into());
+        assert_eq!(decide(&identity(1, 11), NOTHING, peers.clone(), &one), begins);
+        let two = decide(&identity(1, 11), (false, true), peers, &one);
+        assert_eq!(two, Founding::TooManyWitnesses(vec![3, 1]));
     }
 }

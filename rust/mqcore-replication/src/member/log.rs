@@ -104,7 +104,7 @@ impl ReplicatedLog for MemberLog {
     /// First notes that the files are not complete, so that a crash until they are leads to a new replica.
     fn install(&mut self, snapshot: &LogSnapshot) -> Result<(), LogError> {
         let mut identity = self.identity.borrow_mut();
-        identity.is_copying = true;
+        identity.is_copying = !identity.is_witness;
         identity.has_log = true;
         identity.save(&self.root)?;
         Ok(self.journal.install(snapshot)?)

@@ -2,10 +2,11 @@
 
 mod copies;
 mod faults;
+mod membership;
 mod view;
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -89,6 +90,12 @@ enum Failure {
         "nodes {0:?} have data of brokers without a cluster; keep it on one of them, and move the other data directories away"
     )]
     Conflict(Vec<u32>),
+    #[error(
+        "nodes {0:?} are witnesses, which keep no data; more than half of the nodes of a cluster must keep it"
+    )]
+    TooManyWitnesses(Vec<u32>),
+    #[error("{0} has data of a broker, which a witness would not use; choose an empty --data-dir")]
+    WitnessWithData(String),
 }
 
 /// A copy of the leader's files.
@@ -141,6 +148,8 @@ struct Grouped {
     /// The broker has opened all journals and found no damage.
     is_opened: bool,
     housekept: Instant,
+    /// It keeps the log for the others, and no files.
+    is_witness: bool,
 }
 
 impl MemberThread {
@@ -202,15 +211,21 @@ impl MemberThread {
             let greetings =
                 self.greetings.iter().map(|(node, (greeting, _))| (*node, greeting.clone())).collect();
             let peers = self.parts.options.peers.keys().copied();
-            let decided = decide(&self.identity, self.has_data, peers, &greetings);
+            let (has_data, is_witness) = (self.has_data, self.parts.options.is_witness);
+            if has_data && is_witness {
+                return Err(Failure::WitnessWithData(self.parts.options.data_dir.display().to_string()));
+            }
+            let decided = decide(&self.identity, (has_data, is_witness), peers, &greetings);
             match &decided {
                 Founding::Waits(missing) if decided != shown => {
                     tracing::info!(nodes = ?missing, "waiting for nodes to begin the cluster");
                 }
                 Founding::Waits(_) => {}
                 Founding::Conflict(nodes) => return Err(Failure::Conflict(nodes.clone())),
+                Founding::TooManyWitnesses(nodes) => return Err(Failure::TooManyWitnesses(nodes.clone())),
                 Founding::Begins(founders) => {
                     self.identity.founders = founders.clone();
+                    self.identity.is_witness = is_witness;
                     self.identity.generation = Some(0);
                     self.identity.save(&self.parts.options.data_dir)?;
                     tracing::info!(nodes = ?founders.keys(), "the cluster begins");
@@ -223,9 +238,14 @@ impl MemberThread {
                         self.has_data = false;
                     }
                     self.identity.founders = founders.clone();
+                    self.identity.is_witness = is_witness;
                     self.identity.generation = Some(*generation);
                     self.identity.save(&self.parts.options.data_dir)?;
-                    tracing::info!("joining the cluster with a copy of its files");
+                    if is_witness {
+                        tracing::info!("joining the cluster as a witness");
+                    } else {
+                        tracing::info!("joining the cluster with a copy of its files");
+                    }
                     return Ok(true);
                 }
             }
@@ -254,8 +274,10 @@ impl MemberThread {
             self.identity.save(&self.parts.options.data_dir)?;
             *identity.borrow_mut() = self.identity.clone();
         }
-        let options = ReplicaOptions { seed: random_u64(), ..ReplicaOptions::default() };
+        let is_witness = self.identity.is_witness;
+        let options = ReplicaOptions { seed: random_u64(), is_witness, ..ReplicaOptions::default() };
         Ok(Grouped {
+            is_witness,
             number: self.identity.group(),
             replica: Replica::start(id, log, options)?,
             identity,
@@ -382,7 +404,10 @@ impl MemberThread {
                 newest = Some(work.number);
                 needs_sync |= work.needs_sync;
                 work.messages.iter().for_each(|message| self.parts.network.send(group.number, message));
-                if work.installed.is_some() {
+                if let Some(snapshot) = work.installed.as_ref().filter(|_| group.is_witness) {
+                    self.identity = group.identity.borrow().clone();
+                    self.applier.skip_to(snapshot.index);
+                } else if work.installed.is_some() {
                     tracing::info!(
                         "this node is too far behind the cluster's log; it gets a copy of all files"
                     );
@@ -439,8 +464,12 @@ impl MemberThread {
     fn carry_out(&mut self, group: &mut Grouped, entry: LogEntry) -> Result<(), Failure> {
         let LogEntry { index, term, kind, data } = entry;
         let bytes = data.len();
-        let data = if kind == EntryKind::Batch { data } else { bytes::Bytes::new() };
-        self.applier.apply(index, data)?;
+        if group.is_witness {
+            self.applier.skip_to(index);
+        } else {
+            let data = if kind == EntryKind::Batch { data } else { bytes::Bytes::new() };
+            self.applier.apply(index, data)?;
+        }
         group.applied_term = term;
         group.replica.applied(index);
         while let Some(first) = group.proposed.front().filter(|first| first.proposal.index <= index) {
@@ -501,9 +530,13 @@ impl MemberThread {
                 self.adjust_membership(group);
                 self.leave_if_disk_is_full(group);
             } else {
-                // Its files are not complete, so that the broker cannot run here.
+                // Its files are not complete, so that the broker cannot run here. The next leader first gets all entries.
                 group.replica.resign();
             }
+        }
+        group.replica.set_never_leading(self.witnesses());
+        if group.is_witness {
+            self.compact(group, false)?;
         }
         if let Copying::Wanted(from) = group.copying
             && Instant::now() >= from
@@ -523,36 +556,11 @@ impl MemberThread {
         }
         Ok(())
     }
-
-    /// Brings the members of the group closer to what the nodes say they are.
-    fn adjust_membership(&self, group: &mut Grouped) {
-        if self.connected_members().any(|(_, greeting)| greeting.is_copying) {
-            // A replica whose files are not complete gets no vote.
-            return;
-        }
-        let members = group.replica.membership();
-        let known: BTreeSet<ReplicaId> = members.voters.union(&members.learners).copied().collect();
-        let mut wanted = BTreeSet::from([group.replica.id()]);
-        let reported: BTreeMap<u32, ReplicaId> = self
-            .connected_members()
-            .filter_map(|(node, greeting)| Some((node, ReplicaId::from_number(greeting.replica?)?)))
-            .collect();
-        for node in self.parts.options.peers.keys() {
-            let last_known = || known.iter().rev().find(|id| id.node() == *node);
-            wanted.extend(reported.get(node).or_else(last_known));
-        }
-        match group.replica.adjust_membership(&wanted) {
-            Ok(changes) if changes.is_empty() => {}
-            Ok(changes) => tracing::info!(?changes, "changing the members of the cluster"),
-            // It is tried again with the next tick.
-            Err(error) => tracing::debug!(%error, "cannot change the members of the cluster now"),
-        }
-    }
 }
 
 impl Grouped {
     fn is_complete(&self) -> bool {
-        self.copying == Copying::No && self.replica.log().last_index() > 0
+        !self.is_witness && self.copying == Copying::No && self.replica.log().last_index() > 0
     }
 }
 

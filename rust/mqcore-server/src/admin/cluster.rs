@@ -46,7 +46,7 @@ pub(crate) struct ClusterNodeAnswer {
     node: u32,
     /// Its address, to which other nodes connect.
     address: String,
-    /// `leading`, `following`, `copying` or `joining`.
+    /// `leading`, `following`, `witnessing`, `copying` or `joining`.
     role: Option<&'static str>,
     /// Whether the leader has its reports of the last seconds.
     connected: bool,

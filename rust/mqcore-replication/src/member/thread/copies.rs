@@ -1,5 +1,6 @@
 //! Copies of the leader's files, and the part of the log that is not needed any more.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -84,6 +85,22 @@ impl MemberThread {
         Ok(())
     }
 
+    /// Index of the last entry that all members with files have carried out. `None`: one of them is not connected, or gets a copy.
+    ///
+    /// Entries after it may exist nowhere else but on the leader, so that a witness keeps them.
+    fn applied_by_all(&self, group: &Grouped) -> Option<u64> {
+        let members = group.replica.membership();
+        let (own, witnesses) = (group.replica.id(), self.witnesses());
+        let with_files =
+            members.voters.union(&members.learners).filter(|id| **id != own && !witnesses.contains(*id));
+        let reported: BTreeMap<u64, u64> = self
+            .connected_members()
+            .filter(|(_, greeting)| !greeting.is_copying)
+            .filter_map(|(_, greeting)| Some((greeting.replica?, greeting.report.as_ref()?.applied)))
+            .collect();
+        with_files.map(|id| reported.get(&id.to_number()).copied()).min().flatten()
+    }
+
     fn point(&self, group: &Grouped) -> Option<LogSnapshot> {
         let index = self.applier.applied();
         let log = group.replica.log();
@@ -116,7 +133,12 @@ impl MemberThread {
     }
 
     pub(super) fn compact(&self, group: &mut Grouped, now: bool) -> Result<(), Failure> {
-        if let Some(snapshot) = group.compaction.take(now) {
+        let snapshot = if group.is_witness {
+            self.applied_by_all(group).and_then(|index| group.compaction.take_up_to(index))
+        } else {
+            group.compaction.take(now)
+        };
+        if let Some(snapshot) = snapshot {
             group.replica.log_mut().journal_mut().compact(&snapshot).map_err(LogError::from)?;
         }
         Ok(())

@@ -60,7 +60,9 @@ impl Failure {
             | Self::Replica(ReplicaError::UnknownChange(_))
             | Self::Open(OpenError::Unknown { .. })
             | Self::Start(ReplicaStartError::Options(_))
-            | Self::Conflict(_) => Remedy::Stop,
+            | Self::Conflict(_)
+            | Self::TooManyWitnesses(_)
+            | Self::WitnessWithData(_) => Remedy::Stop,
         }
     }
 }
@@ -207,6 +209,9 @@ impl MemberThread {
         let Some((_, greeting)) = self.connected_members().find(|(other, _)| *other == node) else {
             return Err(format!("node {node} is not connected"));
         };
+        if greeting.is_witness {
+            return Err(format!("node {node} is a witness, which has no data"));
+        }
         if greeting.is_copying {
             return Err(format!("node {node} does not have all data"));
         }

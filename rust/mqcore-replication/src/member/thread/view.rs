@@ -49,6 +49,7 @@ impl MemberThread {
         let members = replica.membership();
         let role = match (group.led, group.copying) {
             (Some(_), _) => MemberRole::Leading,
+            (None, _) if group.is_witness && replica.log().last_index() > 0 => MemberRole::Witnessing,
             (None, Copying::No) if replica.log().last_index() > 0 => MemberRole::Following,
             (None, Copying::No) => MemberRole::Joining,
             (None, _) => MemberRole::Copying,
@@ -132,6 +133,7 @@ impl MemberThread {
             known: known.to_vec(),
             is_copying: self.identity.is_copying,
             has_space: self.free_bytes() >= 2 * LEADER_BYTES_MIN,
+            is_witness: self.parts.options.is_witness,
             is_leading: false,
             listeners: self.parts.options.listeners.iter().map(|listener| listener.told()).collect(),
             version: version(),
