@@ -58,6 +58,7 @@ DASHBOARD := python/mqcore/_dashboard/index.html
 DASHBOARD_FILES := docs/openapi.json $(shell find dashboard -name node_modules -prune -o -type f ! -name openapi.ts -print 2>/dev/null)
 
 PEERS_SCRATCH := $(abspath target/bench-peers)
+OTHER_VERSION := $(abspath target/other-version)
 
 step = @printf '\n\033[1m== %s\033[0m\n' '$(1)'
 
@@ -174,6 +175,20 @@ test-peers: $(EXTENSION) ## run each row of `make bench-peers` once and briefly,
 	@cargo build --locked -p mqcore-bench --bin load
 	@PYTHONPATH=benches $(PY) -m peers --quick --mqcore $(PY) --scratch '$(PEERS_SCRATCH)' \
 		--load $(or $(CARGO_TARGET_DIR),target)/debug/load
+
+# Both versions share the target directory, so that the crates of others are compiled once.
+.PHONY: test-upgrade
+test-upgrade: $(EXTENSION) ## upgrade a cluster node by node, from the version of the commit OLD to this one
+	@test -n '$(OLD)' || { echo 'name the other version: make test-upgrade OLD=COMMIT' >&2; exit 2; }
+	$(call step,mqcore of $(OLD))
+	@rm -rf '$(OTHER_VERSION)/source' && mkdir -p '$(OTHER_VERSION)/source'
+	@git archive '$(OLD)' | tar -x -C '$(OTHER_VERSION)/source'
+	@test -x '$(OTHER_VERSION)/venv/bin/python' || $(if $(UV),uv venv --quiet --python $(PY),$(PY) -m venv) '$(OTHER_VERSION)/venv'
+	@cd '$(OTHER_VERSION)/source' && VIRTUAL_ENV='$(OTHER_VERSION)/venv' \
+		CARGO_TARGET_DIR='$(abspath $(or $(CARGO_TARGET_DIR),target))' '$(abspath $(BIN))/maturin' develop --locked \
+		--features shared-with-tests $(if $(UV),--uv)
+	$(call step,clusters of both versions)
+	@MQCORE_OLD_PYTHON='$(OTHER_VERSION)/venv/bin/python' $(PY) -m pytest -q tests/test_cluster_upgrade.py
 
 # Everything but the benchmarks: `default-members` of Cargo.toml. mqcore-python has no test program; it is selected so that
 # cargo chooses the same features as for the extension module, and compiles nothing twice.

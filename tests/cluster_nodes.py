@@ -63,6 +63,7 @@ class ClusterNode:
         self.log = directory / f"node-{number}.log"
         self.certificate: NodeCertificate | None = None
         self.environment: dict[str, str] = {}
+        self.python = sys.executable
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -72,7 +73,7 @@ class ClusterNode:
 
     def start(self, environment: Mapping[str, str] | None = None) -> None:
         """Start its process, with further environment variables."""
-        command = [sys.executable, "-m", "mqcore", "serve", "--config", str(self.config)]
+        command = [self.python, "-m", "mqcore", "serve", "--config", str(self.config)]
         variables = {**clean_environment(), **self.environment, **(environment or {})}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=variables)
