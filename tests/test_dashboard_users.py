@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import test_handler_stacks
-from mqcore import QueueOptions, QueueStatus, sync
+from mqcore import QueueOptions, QueueStatus, admin, errors, sync
 from served import serving
 from test_admin_changes import Place, new_token
 from test_cli import mqcore
@@ -28,6 +28,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     data = tmp_path_factory.mktemp("users") / "data"
     data.mkdir(mode=0o700)
     tokens = {"all": new_token(data, "all", "*"), "viewer": new_token(data, "viewer", "inspect")}
+    tokens["clerk"] = new_token(data, "clerk", "inspect", "administer:/users*", "administer:/tokens*")
     rules = ("--allow", "push,pull:orders/*", "--from", "10.0.0.0/8")
     made = mqcore("user", "add", "ann", *rules, "--data-dir", str(data), stdin="correct horse battery\n")
     assert made.returncode == 0, made.stderr
@@ -59,9 +60,10 @@ def test_users_and_tokens_are_listed_without_secrets(page: Page, place: Place) -
             "address 10.0.0.0/8",
             "0",
             "store",
+            "remove …",
         ]
         shown = rows(tokens)
-        assert shown.keys() == {"all", "viewer", "robot"}
+        assert shown.keys() == {"all", "viewer", "clerk", "robot"}
         assert shown["robot"][1] in ("in 119 min", "in 120 min")
         assert shown["robot"][2] == "push"
         assert shown["all"][1] == "never"
@@ -69,6 +71,53 @@ def test_users_and_tokens_are_listed_without_secrets(page: Page, place: Place) -
         for secret in (place.tokens["robot"].rsplit("_", 1)[1], "correct horse"):
             assert secret not in text
     playwright.expect(tokens.locator("tbody tr", has_text="robot").locator("td").nth(5)).to_have_text("0")
+
+
+def test_tokens_are_created_and_revoked(page: Page, place: Place) -> None:  # noqa: F811
+    open_page(page, place, "/users")
+    page.get_by_role("button", name="create a token …").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name").fill("visitor")
+    dialog.get_by_label("Rules, one in each line").fill("push:orders/*\n\ninspect")
+    dialog.get_by_label("Days until it expires; empty: never").fill("2")
+    dialog.get_by_role("button", name="create").click()
+    created = page.get_by_role("dialog", name="Token visitor")
+    secret = created.locator("pre").inner_text()
+    created.get_by_role("button", name="done").click()
+    row = page.get_by_role("region", name="tokens").locator("tbody tr", has_text="visitor")
+    playwright.expect(row.locator("td").nth(3)).to_have_text("push:orders/* inspect ")
+    with sync.connect(place.broker.url, token=secret):
+        playwright.expect(row.locator("td").nth(5)).to_have_text("1")
+        row.get_by_role("button", name="revoke visitor").click()
+        page.get_by_role("dialog").get_by_role("button", name="revoke the token").click()
+        page.get_by_text("token visitor is revoked").wait_for()
+        playwright.expect(row).to_have_count(0)
+    with pytest.raises(errors.AuthFailed):
+        sync.connect(place.broker.url, token=secret)
+
+
+def test_users_are_removed_after_a_question(page: Page, place: Place) -> None:  # noqa: F811
+    admin.add_user(place.url, "bob", password="correct horse", token=place.token)
+    open_page(page, place, "/users")
+    row = page.get_by_role("region", name="users", exact=True).locator("tbody tr", has_text="bob")
+    row.get_by_role("button", name="remove bob").click()
+    page.get_by_role("dialog").get_by_role("button", name="keep it").click()
+    playwright.expect(row).to_have_count(1)
+    row.get_by_role("button", name="remove bob").click()
+    page.get_by_role("dialog").get_by_role("button", name="remove the user").click()
+    page.get_by_text("user bob is removed").wait_for()
+    playwright.expect(row).to_have_count(0)
+
+
+def test_a_refused_change_is_explained(page: Page, place: Place) -> None:  # noqa: F811
+    open_page(page, place, "/users", "clerk")
+    page.get_by_role("button", name="create a token …").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name").fill("chief")
+    dialog.get_by_label("Rules, one in each line").fill("administer")
+    dialog.get_by_role("button", name="create").click()
+    page.get_by_text("your own credentials do not allow administer").wait_for()
+    assert page.get_by_role("region", name="tokens").locator("tbody tr", has_text="chief").count() == 0
 
 
 def test_viewer_learns_which_right_is_missing(page: Page, place: Place) -> None:  # noqa: F811

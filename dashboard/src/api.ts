@@ -54,6 +54,8 @@ export type HandlerStack = Schemas["StackAnswer"];
 export type Restrictions = Schemas["RestrictionsAnswer"];
 export type User = Schemas["UserAnswer"];
 export type Token = Schemas["TokenAnswer"];
+/** A token that was just created, with its secret. */
+export type NewToken = Schemas["TokenCreated"];
 export type Users = Schemas["UsersAnswer"];
 export type Audit = Schemas["AuditAnswer"];
 export type AuditLine = Schemas["AuditLineAnswer"];

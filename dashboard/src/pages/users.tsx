@@ -9,6 +9,7 @@ import { follow } from "../live";
 import { AnswerError, Badge, Figure, Table } from "../parts";
 import type { Column } from "../parts";
 import { useAnswer } from "../use_answer";
+import { CredentialTables } from "./user_changes";
 
 export function UsersPage() {
   useEffect(() => follow("topic=overview"), []);
@@ -19,7 +20,7 @@ export function UsersPage() {
       <h2 id="title">Users</h2>
       <AnswerError answer={answer} what="users and tokens" rule="administer:/users" />
       {data && <Totals users={data} />}
-      {data && (data.open ? <Open /> : <Lists users={data} />)}
+      {data && (data.open ? <Open /> : <Lists users={data} refresh={answer.refresh} />)}
       {data && !data.open && mayAdminister("audit") && <AuditLog />}
     </section>
   );
@@ -130,22 +131,23 @@ function conditions({ client_ids, client_names, client_types, addresses }: Restr
   return used.map(([kind, patterns]) => `${kind} ${patterns.join(" or ")}`).join("; ");
 }
 
-function Lists({ users }: { users: Users }) {
+function Lists({ users, refresh }: { users: Users; refresh: () => void }) {
   return (
     <>
-      {users.users.length > 0 && (
-        <Table caption="users" columns={USERS} rows={users.users} keyOf={(user) => user.name} />
-      )}
-      {users.tokens.length > 0 && (
-        <Table caption="tokens" columns={TOKENS} rows={users.tokens} keyOf={(token) => token.id} />
-      )}
+      <CredentialTables
+        users={users.users}
+        userColumns={USERS}
+        tokens={users.tokens}
+        tokenColumns={TOKENS}
+        refresh={refresh}
+      />
       {users.anonymous.length > 0 && (
         <p>
           Peers without credentials may: <Rules rules={users.anonymous} />
         </p>
       )}
       <p class="empty">
-        Change them with <code>mqcore user</code> and <code>mqcore token</code>. The broker reads the store again by itself.
+        <code>mqcore user</code> and <code>mqcore token</code> change them, too.
       </p>
     </>
   );

@@ -12,7 +12,7 @@ use crate::admin::answers::AccessAnswer;
 use crate::admin::request::Admin;
 
 /// Parts of the admin side with requests that need the permission to administer, and a page of each.
-const PARTS: [(&str, &str); 11] = [
+const PARTS: [(&str, &str); 13] = [
     ("audit", "/audit"),
     ("connections", "/connections/"),
     ("drain", "/drain"),
@@ -23,6 +23,8 @@ const PARTS: [(&str, &str); 11] = [
     ("queues", "/queues/"),
     ("routers", "/routers/"),
     ("schedules", "/schedules/"),
+    ("tokens", "/tokens/"),
+    ("user changes", "/users/"),
     ("users", "/users"),
 ];
 
