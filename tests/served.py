@@ -39,12 +39,19 @@ def clean_environment() -> dict[str, str]:
 
 
 def wait_until(condition: Callable[[], bool], *, limit: float = 10.0, what: str = "the condition") -> None:
-    """Poll until `condition()` is true; fail after `limit` seconds."""
+    """Poll until `condition()` is true; fail after `limit` seconds.
+
+    A question that costs much, such as a scan of a table, is asked less often: what it waits for needs the processor.
+    """
     deadline = time.monotonic() + limit
-    while not condition():
-        if time.monotonic() > deadline:
+    while True:
+        began = time.monotonic()
+        if condition():
+            return
+        ended = time.monotonic()
+        if ended > deadline:
             pytest.fail(f"{what} did not become true within {limit} s")
-        time.sleep(0.01)
+        time.sleep(min(max(0.01, 2 * (ended - began)), 1.0))
 
 
 @dataclass
