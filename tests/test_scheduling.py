@@ -47,14 +47,18 @@ def pytest_configure(config):
 """
 
 
+ALONE = {"PYTHONPATH": str(Path(__file__).parent), "PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+
+
 def run(directory: Path, conftest: str, module: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run these tests in two processes."""
+    """Run these tests in two processes, without the plugins that they do not need."""
     (directory / "conftest.py").write_text(conftest)
     (directory / "test_numbers.py").write_text(module)
+    plugins = [part for name in ("xdist", "pytest_timeout", "no:cacheprovider") for part in ("-p", name)]
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "--rootdir", str(directory), "."],
+        [sys.executable, "-m", "pytest", "-q", "-n", "2", *plugins, "--rootdir", str(directory), "."],
         cwd=directory,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYTEST_ADDOPTS": "", **environment},
+        env={**os.environ, **ALONE, **environment},
         capture_output=True,
         text=True,
         timeout=50,
