@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -35,15 +36,22 @@ pytestmark = LENIENT
 BERN = ZoneInfo("Europe/Zurich")
 
 
-@pytest.fixture
-def reports(spark: SparkSession, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def made_reports(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two reports, of which one found an unaccounted message."""
+    directory = tmp_path_factory.mktemp("reports")
     steps = [made("started"), made("produced", 1), made("produced", 2, queue="<b>&/7"), made("delivered", 1)]
     steps += [made("acked", 1, last=True), made("acked", 1, last=True)]
-    data = archive_of(tmp_path / "data", steps)
+    data = archive_of(directory / "data", steps)
     for name in ("lifecycle", "reconcile"):
-        pipelines.run(name, spark, data, tmp_path / "out")
-    return tmp_path / "out"
+        pipelines.run(name, spark, data, directory / "out")
+    return directory / "out"
+
+
+@pytest.fixture
+def reports(made_reports: Path, tmp_path: Path) -> Path:
+    """A copy of them, which a test may change."""
+    return Path(shutil.copytree(made_reports, tmp_path / "out"))
 
 
 def test_each_run_renews_a_page_that_links_reports_and_queues(reports: Path) -> None:
