@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 Value = TypeVar("Value")
@@ -32,6 +33,18 @@ def by_depth(quick: Value, full: Value) -> Value:
 def rounds(name: str, *, quick: int, full: int) -> int:
     """How many rounds a test plays: `MQCORE_<name>_ROUNDS`, or as many as the depth says."""
     return int(os.environ.get(f"MQCORE_{name}_ROUNDS", by_depth(quick, full)))
+
+
+def sample(name: str, cases: Iterable[Value], *, kind: Callable[[Value], object] | None = None) -> list[Value]:
+    """All cases in the full depth; in the quick depth a random one of each kind, or of all if they are of one kind."""
+    cases = list(cases)
+    if FULL:
+        return cases
+    kinds: dict[object, list[int]] = {}
+    for at, case in enumerate(cases):
+        kinds.setdefault(kind(case) if kind else None, []).append(at)
+    chance = choices(f"{name} sample")
+    return [cases[at] for at in sorted(chance.choice(places) for places in kinds.values())]
 
 
 def choices(name: str) -> random.Random:

@@ -41,6 +41,9 @@ GROUPS = {
         "protocols/test_eventmq_libzmq.py",
         "protocols/test_eventmq_original.py",
     ),
+    # A cluster and catalogs that take long to start.
+    "cluster faults": ("test_cluster_faults.py",),
+    "catalogs": ("test_iceberg_catalogs.py",),
     "network and disks": ("test_nodes_netns.py", "test_disk_full.py"),
 }
 

@@ -633,17 +633,23 @@ CELLS = [
 
 
 def sampled() -> list[ParameterSet]:
-    """Random cells: every verdict for each action, and each persona at least once, in every protocol."""
+    """Random cells: each action allowed and refused, each persona and every verdict, in every protocol."""
     groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for at, cell in enumerate(CELLS):
         protocol, name, attempt = cell.values
         assert isinstance(protocol, str)
         assert isinstance(name, str)
         assert isinstance(attempt, Attempt)
-        groups[protocol, attempt.name, expected(PERSONAS[name], attempt, ADAPTERS[protocol].entry)].append(at)
-        groups[protocol, name].append(at)
-    chance = choices(__name__)
-    return [CELLS[at] for at in sorted({chance.choice(group) for group in groups.values()})]
+        verdict = expected(PERSONAS[name], attempt, ADAPTERS[protocol].entry)
+        groups[protocol, "action", attempt.name, verdict == ALLOWED].append(at)
+        groups[protocol, "persona", name].append(at)
+        groups[protocol, "verdict", verdict].append(at)
+    chance, chosen = choices(__name__), set[int]()
+    # Small groups come first: their cells are also in large ones.
+    for group in sorted(groups.values(), key=len):
+        if chosen.isdisjoint(group):
+            chosen.add(chance.choice(group))
+    return [CELLS[at] for at in sorted(chosen)]
 
 
 def test_the_matrix_has_enough_cells_and_every_verdict() -> None:

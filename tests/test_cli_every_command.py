@@ -22,6 +22,7 @@ import pytest
 
 import programs
 from command_cases import CASES, ELSEWHERE, Case
+from depth import sample
 from job_processes import broker_url, working
 from mqcore import QueueOptions, QueueStatus, admin, sync
 from mqcore._core import AuthorityStore
@@ -230,7 +231,7 @@ def test_every_command_has_a_case_or_a_reason() -> None:
     assert with_json - ELSEWHERE.keys() == {name for name, case in CASES.items() if case.schema is not None}
 
 
-@pytest.mark.parametrize("command", CASES)
+@pytest.mark.parametrize("command", sample("commands", CASES, kind=lambda command: command.split()[0]))
 def test_command_prints_data_on_stdout_and_messages_on_stderr(world: World, command: str) -> None:
     case = CASES[command]
     code, stdout, stderr = outcome(world, command, case, 1)

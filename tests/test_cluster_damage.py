@@ -7,12 +7,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 import mqcore
 from cluster_nodes import SECRET, Cluster, ClusterNode, running_cluster
+from depth import FULL, choices, sample
 from faults.shim import Faults
 from mqcore import errors
 from served import clean_environment, wait_until
@@ -21,6 +23,7 @@ from small_disks import mounted_or_skipped, occupy
 QUEUE = "orders/1001"
 COUNT = 200
 DISK_MIB = 400
+ROLES = ("leader", "follower")
 
 
 def body(number: int) -> bytes:
@@ -94,7 +97,7 @@ def test_a_node_with_a_damaged_journal_does_not_lead(tmp_path: Path) -> None:
         assert take(cluster.leader(), COUNT) == all_of(COUNT)
 
 
-@pytest.mark.parametrize("role", ["leader", "follower"])
+@pytest.mark.parametrize("role", sample("repaired damage", ROLES))
 def test_damage_that_verification_finds_is_repaired_by_a_copy(role: str, verified: Cluster) -> None:
     damaged = verified.leader() if role == "leader" else verified.followers()[0]
     flip_a_bit(damaged, 50)
@@ -110,7 +113,7 @@ def test_damage_that_verification_finds_is_repaired_by_a_copy(role: str, verifie
     assert take(damaged, COUNT + 10) == all_of(COUNT + 10)
 
 
-@pytest.mark.parametrize("role", ["leader", "follower"])
+@pytest.mark.parametrize("role", sample("damaged log", ROLES))
 def test_a_damaged_log_is_replaced_while_the_node_runs(role: str, verified: Cluster) -> None:
     damaged = verified.leader() if role == "leader" else verified.followers()[0]
     flip_a_bit(damaged, 50, below="consensus/log")
@@ -254,14 +257,14 @@ def fill(node: ClusterNode) -> Path:
     return filler
 
 
-def publish_what_is_possible(cluster: Cluster, first: int, count: int) -> list[int]:
-    """Return the numbers of confirmed messages."""
+def publish_what_is_possible(cluster: Cluster, first: int, count: int, *, reach: float = 5.0) -> list[int]:
+    """Return the numbers of confirmed messages. `reach` is the longest time in which a node must answer."""
     confirmed: list[int] = []
     urls = [node.url for node in cluster.nodes]
     for number in range(first, first + count):
         with (
             contextlib.suppress(errors.MqcoreError),
-            mqcore.sync.connect(urls[number % 3], request_timeout=2.0) as client,
+            mqcore.sync.connect(urls[number % 3], connect_timeout=reach, request_timeout=2.0) as client,
         ):
             # Large enough to need new segments soon.
             client.publish(QUEUE, body(number) + b"x" * 900_000)
@@ -289,7 +292,7 @@ def check(cluster: Cluster, confirmed: list[int]) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("role", ["leader", "follower"])
+@pytest.mark.parametrize("role", sample("full disk", ROLES))
 def test_one_full_disk_stops_nothing_and_needs_no_operator_afterwards(role: str, tmp_path: Path) -> None:
     with cluster_on_small_disks(tmp_path) as cluster:
         full = cluster.leader() if role == "leader" else cluster.followers()[0]
@@ -317,7 +320,8 @@ def test_one_full_disk_stops_nothing_and_needs_no_operator_afterwards(role: str,
 def test_full_disks_everywhere_refuse_messages_and_recover(tmp_path: Path) -> None:
     with cluster_on_small_disks(tmp_path) as cluster:
         fillers = [fill(node) for node in cluster.nodes]
-        confirmed = publish_what_is_possible(cluster, 0, 20)
+        # Soon nothing leads, and no node lets a client in.
+        confirmed = publish_what_is_possible(cluster, 0, 20, reach=0.5)
         for filler in fillers:
             filler.unlink()
         cluster.wait_until_all_follow()
@@ -328,10 +332,18 @@ def test_full_disks_everywhere_refuse_messages_and_recover(tmp_path: Path) -> No
 # ---- Disks that fail -------------------------------------------------------------------------------------------------
 
 
+FAILURES = list(product(ROLES, ("consensus/log", "shard-"), ("pwrite", "fdatasync")))
+"""Disks, files and calls that fail."""
+
+
+def opposites() -> list[tuple[str, str, str]]:
+    """A random case and the one that differs in everything: together they have each disk, file and call."""
+    chosen = choices("failing disks").choice(FAILURES)
+    return [case for case in FAILURES if case == chosen or not set(case) & set(chosen)]
+
+
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("call", ["pwrite", "fdatasync"])
-@pytest.mark.parametrize("part", ["consensus/log", "shard-"])
-@pytest.mark.parametrize("role", ["leader", "follower"])
+@pytest.mark.parametrize(("role", "part", "call"), FAILURES if FULL else opposites())
 def test_a_disk_that_fails_for_a_while_loses_nothing(role: str, part: str, call: str, tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     faults = {}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import mqcore
-from depth import by_depth, rounds
+from depth import by_depth, rounds, sample
 from iceberg_catalogs import IcebergCatalog, postgresql_catalog, rest_catalog, sqlite_catalog
 from mqcore import _core, sync
 from mqcore.spark.origin import Directory
@@ -29,9 +29,14 @@ ARCHIVED = 90.0
 
 
 CATALOGS = {"rest": rest_catalog, "sqlite": sqlite_catalog, "postgresql": postgresql_catalog}
+QUICK = ("rest", "sqlite")
+
+# Both kinds of catalog have tables that readers find. Everything else is done by the same part of the broker.
+one_catalog = pytest.mark.parametrize("catalog", sample("catalogs", by_depth(QUICK, tuple(CATALOGS))), indirect=True)
+each_catalog = pytest.mark.parametrize("catalog", by_depth(QUICK, tuple(CATALOGS)), indirect=True)
 
 
-@pytest.fixture(scope="module", params=by_depth(["rest", "sqlite"], list(CATALOGS)))
+@pytest.fixture(scope="module")
 def catalog(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[IcebergCatalog]:
     """A running catalog. Each test has its own archive, in a namespace of its own."""
     with CATALOGS[request.param](tmp_path_factory.mktemp(request.param)) as running:
@@ -96,6 +101,7 @@ def publish(broker: ServedBroker, first: int, count: int) -> set[str]:
     return sent
 
 
+@each_catalog
 def test_tables_are_in_the_catalog_and_readers_find_them_there(catalog: IcebergCatalog, tmp_path: Path) -> None:
     archive = Archive(tmp_path, catalog, "found")
     with archive.serving() as broker:
@@ -124,6 +130,7 @@ def test_tables_are_in_the_catalog_and_readers_find_them_there(catalog: IcebergC
     assert _core.object_archive_manifest(archive.url, []) is None
 
 
+@one_catalog
 def test_a_data_directory_leads_its_readers_to_the_catalog(
     catalog: IcebergCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,11 +158,12 @@ def test_a_data_directory_leads_its_readers_to_the_catalog(
     assert Counter(found) == Counter(sent)
 
 
+@one_catalog
 def test_small_files_are_merged_and_snapshots_expire(catalog: IcebergCatalog, tmp_path: Path) -> None:
     archive = Archive(tmp_path, catalog, "merged")
     with archive.serving(MQCORE_ARCHIVE_COMPACT_AFTER="0s", MQCORE_ARCHIVE_SNAPSHOT_MAX_AGE="1s") as broker:
         sent: set[str] = set()
-        for number in range(6):
+        for number in range(by_depth(4, 6)):
             sent |= publish(broker, number * 10, 10)
             archive.wait_for(sent)
         # At most one file for each shard, day and bucket. A test at midnight has two days.
@@ -169,6 +177,7 @@ def test_small_files_are_merged_and_snapshots_expire(catalog: IcebergCatalog, tm
         assert broker.terminate() == 0
 
 
+@one_catalog
 @pytest.mark.timeout(1800)
 def test_killed_brokers_archive_everything_once(catalog: IcebergCatalog, tmp_path: Path) -> None:
     archive = Archive(tmp_path, catalog, "killed")
@@ -197,6 +206,7 @@ def test_lost_answers_of_the_catalog_double_nothing(rest: IcebergCatalog, tmp_pa
         assert between.requests > by_depth(9, 15)
 
 
+@pytest.mark.full("30 s; test_object_archive.py has a store that does not answer")
 def test_a_catalog_that_does_not_answer_delays_the_archive_and_loses_nothing(
     rest: IcebergCatalog, tmp_path: Path
 ) -> None:
@@ -215,6 +225,7 @@ def test_a_catalog_that_does_not_answer_delays_the_archive_and_loses_nothing(
             assert broker.terminate() == 0
 
 
+@one_catalog
 def test_a_second_broker_is_refused(catalog: IcebergCatalog, tmp_path: Path) -> None:
     archive = Archive(tmp_path, catalog, "owned")
     other = Archive(tmp_path, catalog, "owned")

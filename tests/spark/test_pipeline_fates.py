@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from depth import sample
 from mqcore import QueueOptions, QueueStatus, sync
 from mqcore.spark import pipelines
 from mqcore.spark.pipelines import fate
@@ -81,6 +82,7 @@ def check_agreement(spark: SparkSession, recorded: Recorded, out: Path) -> Count
     return totals
 
 
+@pytest.mark.full("runs five reports; test_pipeline_reconcile.py accounts for each message of the same broker")
 def test_all_reports_agree_about_every_message_of_a_broker_that_was_killed(
     spark: SparkSession, eventful: Eventful, tmp_path: Path
 ) -> None:
@@ -91,6 +93,7 @@ def test_all_reports_agree_about_every_message_of_a_broker_that_was_killed(
     assert totals["acked"] == 150 + 150 - eventful.dead + 30
 
 
+@pytest.mark.full("runs five reports; test_pipeline_reconcile.py has a model of every fate")
 def test_all_reports_agree_about_a_history_without_failures(
     spark: SparkSession, recorded: Recorded, tmp_path: Path
 ) -> None:
@@ -108,7 +111,7 @@ def test_codes_name_each_fate_that_documentation_lists() -> None:
     assert fate.column_of("in-flight") == "in_flight"
 
 
-@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("together", sample("events of a restart", [True, False]))
 def test_an_event_of_a_restart_stands_for_many_messages(spark: SparkSession, tmp_path: Path, together: bool) -> None:
     """One event for all messages of a queue means the same as one for each message, in one history or in both."""
     steps = [made("started")] + [made("produced", number, time=at(1)) for number in range(1, 11)]
@@ -136,6 +139,7 @@ def test_an_event_of_a_restart_stands_for_many_messages(spark: SparkSession, tmp
         assert outcome.ok, outcome.summary
 
 
+@pytest.mark.full("runs five reports; test_an_event_of_a_restart_stands_for_many_messages has restarts")
 def test_ten_thousand_messages_wait_over_three_restarts(spark: SparkSession, tmp_path: Path) -> None:
     """Each start records one event for each queue, and the reports are those of the model."""
     import pyarrow.parquet  # noqa: F401 (used by Recorded)
@@ -173,6 +177,7 @@ def test_ten_thousand_messages_wait_over_three_restarts(spark: SparkSession, tmp
     assert acked == 40
 
 
+@pytest.mark.full("runs ten reports; test_an_event_of_a_restart_... has events of both versions")
 def test_history_of_an_earlier_version_continues(spark: SparkSession, tmp_path: Path) -> None:
     """Starts of an earlier version have an event for each message, in the archive and in the journal."""
     import pyarrow.parquet  # noqa: F401 (used by Recorded)
