@@ -95,6 +95,7 @@ def test_a_leader_that_was_stopped_follows_when_it_continues(cluster: Cluster) -
     assert take(leader, 20) == list(range(20))
 
 
+@pytest.mark.full("15 s; test_a_node_that_lost_its_directory_gets_a_copy while the others run")
 def test_a_node_that_lost_its_directory_joins_nodes_that_just_start(cluster: Cluster) -> None:
     publish(cluster.leader(), range(50))
     for attempt in range(3):
@@ -112,6 +113,7 @@ def test_a_node_that_lost_its_directory_joins_nodes_that_just_start(cluster: Clu
     assert take(cluster.leader(), 50) == list(range(50))
 
 
+@pytest.mark.full("15 s; test_a_node_that_lost_its_directory_gets_a_copy replaces one")
 def test_all_nodes_are_replaced_one_after_the_other_and_twice(cluster: Cluster) -> None:
     publish(cluster.leader(), range(50))
     for number in (0, 1, 2, 0):
@@ -170,6 +172,7 @@ def test_a_node_whose_log_is_damaged_joins_anew(cluster: Cluster) -> None:
     assert take(damaged, 300) == list(range(300))
 
 
+@pytest.mark.full("8 s; test_a_node_whose_log_is_damaged_joins_anew in the same way")
 def test_a_node_whose_log_is_missing_joins_anew(cluster: Cluster) -> None:
     publish(cluster.leader(), range(50))
     lost = cluster.followers()[0]

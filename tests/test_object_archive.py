@@ -290,6 +290,7 @@ def test_a_store_that_ignores_conditions_is_refused(store: ObjectStore, tmp_path
         assert not store.keys("unsafe/messages/")
 
 
+@pytest.mark.full("20 s; test_iceberg_catalogs.py refuses a second broker of the same tables")
 def test_a_second_broker_is_refused(store: ObjectStore, tmp_path: Path) -> None:
     url = f"s3://{BUCKET}/owned"
     with serving("--data-dir", str(tmp_path / "one"), environment=environment(store, url)) as first:
@@ -390,6 +391,7 @@ QUEUES = by_depth(60, 300)
 """Queues of the next test."""
 
 
+@pytest.mark.full("25 s; test_iceberg_catalogs.py merges small files of the same tables")
 def test_many_queues_and_rounds_end_in_few_files(store: ObjectStore, tmp_path: Path) -> None:
     url = f"s3://{BUCKET}/few"
     settings = environment(store, url, MQCORE_ARCHIVE_COMPACT_AFTER="1s")

@@ -23,7 +23,7 @@ from test_admin_changes import Place, new_token
 DOCUMENT = ROOT / "docs" / "openapi.json"
 PROGRAM = Path(sys.executable).with_name("schemathesis")
 
-EXAMPLES = by_depth(2, 100)
+EXAMPLES = by_depth(1, 100)
 """Requests for each operation and phase."""
 
 FILES = ("/", "/assets/{file}", "/openapi.json")
@@ -120,6 +120,7 @@ def test_generated_requests_of_an_administrator_get_documented_answers(place: Pl
 
 @needs_program
 @pytest.mark.timeout(1_000)
+@pytest.mark.full("26 s; test_authority_matrix.py and test_permission_matrix.py refuse changes to viewers")
 def test_generated_requests_of_a_viewer_change_nothing(place: Place, tmp_path: Path) -> None:
     before = state(place)
     report = tmp_path / "requests.ndjson"

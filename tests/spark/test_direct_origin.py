@@ -195,6 +195,7 @@ def test_archive_of_another_broker_is_refused_with_both_names(halves: tuple[Lake
     assert "Use the archive_url of this broker" in words
 
 
+@pytest.mark.full("20 s; test_each_row_is_in_the_archive_or_comes_from_the_broker crosses the same seam")
 def test_archive_that_begins_after_one_in_the_data_directory_is_completed_by_the_broker(
     store: ObjectStore, tmp_path: Path
 ) -> None:

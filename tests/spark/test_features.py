@@ -299,6 +299,7 @@ def drift_between(before: Rows, now: Rows) -> Rows:
     return [dict(zip(("column", "what", "before", "now", "moved"), row, strict=True)) for row in found]
 
 
+@pytest.mark.full("runs the pipeline three times; test_every_json_object_is_a_row_... runs it twice")
 def test_reports_of_runs_without_change_and_without_messages(spark: SparkSession, tmp_path: Path) -> None:
     rows = [message(number, b'{"n": 5}') for number in range(2)]
     data = archive_of(tmp_path / "data", [made("started")], rows)
@@ -323,6 +324,7 @@ def test_reports_of_runs_without_change_and_without_messages(spark: SparkSession
             pipelines.run("features", spark, data, tmp_path, **wrong)
 
 
+@pytest.mark.full("runs the pipeline three times; test_every_json_object_is_a_row_... runs it twice")
 def test_a_dead_letter_is_not_a_second_row_unless_it_is_asked_for(spark: SparkSession, tmp_path: Path) -> None:
     letter = {"kind": "arrived", "queue": "dead/9", "number": 3}
     rows = [message(number, b'{"n": %d}' % number) for number in (1, 2)] + [message(2, b'{"n": 2}') | letter]
@@ -355,6 +357,7 @@ def test_columns_above_the_limit_are_left_out_and_counted(spark: SparkSession, l
     assert "more columns were left out" in self_contained(few.report)
 
 
+@pytest.mark.full("12 s; test_every_json_object_is_a_row_... has values of other types")
 def test_values_that_the_sample_did_not_foretell_are_nulls_and_are_counted(
     spark: SparkSession, live: Recorded, tmp_path: Path
 ) -> None:

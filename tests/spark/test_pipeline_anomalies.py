@@ -41,6 +41,7 @@ def weeks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Weeks]:
     return archive_of(tmp_path_factory.mktemp("weeks") / "data", made_weeks.steps, together=True), made_weeks
 
 
+@pytest.mark.full("30 s; test_the_command_publishes_alerts finds all seven of them and nothing else")
 def test_planted_anomalies_are_found_and_nothing_else(
     spark: SparkSession, weeks: tuple[Path, Weeks], tmp_path: Path
 ) -> None:
@@ -78,6 +79,7 @@ def test_planted_anomalies_are_found_and_nothing_else(
 
 
 @pytest.mark.parametrize("seed", range(by_depth(1, 5)))
+@pytest.mark.full("10 s; the queues of test_the_command_publishes_alerts include a calm one")
 def test_calm_weeks_have_no_anomaly(seed: int, spark: SparkSession, tmp_path: Path) -> None:
     calm = Weeks(100 + seed)
     calm.add("calm/1", 60, {})
@@ -93,6 +95,7 @@ def test_calm_weeks_have_no_anomaly(seed: int, spark: SparkSession, tmp_path: Pa
     assert "Largest deviation" in page
 
 
+@pytest.mark.full("runs the pipeline three times; test_the_command_publishes_alerts runs it with enough weeks")
 def test_too_short_a_history_is_stated(spark: SparkSession, weeks: tuple[Path, Weeks], tmp_path: Path) -> None:
     data, _ = weeks
     short = pipelines.run("anomalies", spark, data, tmp_path, hours=48, weeks=8, min_weeks=5)
@@ -110,6 +113,7 @@ def test_too_short_a_history_is_stated(spark: SparkSession, weeks: tuple[Path, W
     assert "the history has 0.0 days" in pipelines.run("anomalies", spark, empty, tmp_path).summary
 
 
+@pytest.mark.full("runs the pipeline again; test_the_command_publishes_alerts finds a silence")
 def test_silence_until_now_is_an_anomaly(spark: SparkSession, weeks: tuple[Path, Weeks], tmp_path: Path) -> None:
     data, _ = weeks
     moment = at((LENGTH + 5) * HOUR).isoformat()
@@ -133,6 +137,7 @@ class Interrupted(Exception):
     """Raised in the middle of publishing."""
 
 
+@pytest.mark.full("runs the pipeline four times; the tests of alerts and of the command below announce once")
 def test_each_anomaly_is_announced_once(
     spark: SparkSession, live: Recorded, weeks: tuple[Path, Weeks], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +178,7 @@ def test_each_anomaly_is_announced_once(
         assert alerts_of(mq, "target/1") == []
 
 
+@pytest.mark.full("10 s; test_the_command_publishes_alerts runs with a queue of alerts")
 def test_the_queue_of_alerts_is_not_examined(
     spark: SparkSession, live: Recorded, weeks: tuple[Path, Weeks], tmp_path: Path
 ) -> None:

@@ -134,6 +134,7 @@ def made_up() -> list[dict[str, Any]]:
     return steps
 
 
+@pytest.mark.full("runs the pipeline three times; test_the_command_takes_prices has a price and a period")
 def test_prices_are_multiplied_and_periods_are_cut(spark: SparkSession, tmp_path: Path) -> None:
     steps = made_up()
     data = archive_of(tmp_path / "data", steps)

@@ -174,6 +174,7 @@ def test_letters_causes_and_samples_are_those_of_the_model(spark: SparkSession, 
     ]
 
 
+@pytest.mark.full("8 s; test_pipeline_reconcile.py reads a history without messages")
 def test_a_history_without_dead_letters_has_no_causes(spark: SparkSession, tmp_path: Path) -> None:
     data = archive_of(tmp_path / "data", [made("started")], [message(1, b"produced")])
     outcome = run_whole("deadletters", spark, data, tmp_path / "out", STEPS)
@@ -183,7 +184,7 @@ def test_a_history_without_dead_letters_has_no_causes(spark: SparkSession, tmp_p
         pipelines.run("deadletters", spark, data, tmp_path, redrive="tmqp://x", clusters="missing", run="x")
 
 
-@pytest.mark.full("test_chosen_dead_letters_go_back_once reads letters of a real broker")
+@pytest.mark.full("8 s; test_letters_causes_and_samples_are_those_of_the_model puts letters together in the same way")
 def test_dead_letters_are_put_together_by_their_last_words(
     spark: SparkSession, eventful: Eventful, tmp_path: Path
 ) -> None:
@@ -202,6 +203,7 @@ def test_dead_letters_are_put_together_by_their_last_words(
     assert "<b>" not in page.split("Samples of", 1)[1].split("</table>", 1)[0], "bodies are text, not HTML"
 
 
+@pytest.mark.full("runs the pipeline three times; test_pipeline_replay.py publishes again, once")
 def test_chosen_dead_letters_go_back_once(spark: SparkSession, live: Recorded, tmp_path: Path) -> None:
     out = tmp_path / "out"
     dying = QueueOptions(

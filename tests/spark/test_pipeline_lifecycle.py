@@ -247,6 +247,7 @@ def curves_of(
     ]
 
 
+@pytest.mark.full("runs the pipeline often; the next test compares a real broker with the same model")
 def test_rates_latencies_and_losses_are_those_of_the_model(spark: SparkSession, tmp_path: Path) -> None:
     steps = history()
     data = archive_of(tmp_path / "data", steps, shards=3, missing=2, together=True)
@@ -268,6 +269,7 @@ def test_a_real_broker_records_what_the_model_expects(spark: SparkSession, event
     assert sum(row["messages"] for row in rows_of(outcome.tables["latencies"])) > 600
 
 
+@pytest.mark.full("5 s; test_pipeline_reconcile.py reads a history without messages")
 def test_an_empty_history_has_no_rates(spark: SparkSession, tmp_path: Path) -> None:
     data = archive_of(tmp_path / "data", [made("started")])
     outcome = run_whole("lifecycle", spark, data, tmp_path / "out", STEPS)

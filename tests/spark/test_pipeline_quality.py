@@ -71,6 +71,7 @@ def test_kinds_and_values_of_bodies() -> None:
     ]
 
 
+@pytest.mark.full("11 s; test_planted_drift_... compares the profiles of two periods")
 def test_profiles_and_inferred_schemas_are_those_of_the_model(spark: SparkSession, tmp_path: Path) -> None:
     chance = choices(__name__)
     contents = {
@@ -139,6 +140,7 @@ def test_profiles_and_inferred_schemas_are_those_of_the_model(spark: SparkSessio
 
 
 @pytest.mark.parametrize("seed", range(by_depth(2, 6)))
+@pytest.mark.full("8 s; test_planted_drift_is_found_and_nothing_else has fields that do not drift")
 def test_two_periods_of_the_same_source_have_no_drift(seed: int, spark: SparkSession, tmp_path: Path) -> None:
     data = archive_of(tmp_path / "data", [], history(week(order, order, seed)))
     outcome = run_whole("quality", spark, data, tmp_path / "out", STEPS, **PERIODS)
@@ -187,6 +189,7 @@ def test_planted_drift_is_found_and_nothing_else(spark: SparkSession, tmp_path: 
     assert ("$.price", "distribution") not in {(row["path"], row["what"]) for row in stricter.details["drift"]}
 
 
+@pytest.mark.full("12 s; test_planted_drift_... compares two periods")
 def test_baseline_alone_is_compared_with_everything_after_it(spark: SparkSession, tmp_path: Path) -> None:
     data = archive_of(tmp_path / "data", [], history([("a/1", day, b'{"x": 1}') for day in range(10)]))
     outcome = pipelines.run("quality", spark, data, tmp_path / "out", baseline="/2026-11-04")
@@ -219,6 +222,7 @@ WRONG: list[tuple[bytes, set[tuple[str, str]]]] = [
 ]
 
 
+@pytest.mark.full("10 s; test_the_command_checks_messages_of_a_running_broker finds the same violations")
 def test_each_violation_of_a_json_schema_is_found(spark: SparkSession, tmp_path: Path) -> None:
     schema = tmp_path / "order.schema.json"
     schema.write_text(json.dumps(SCHEMA))
@@ -265,6 +269,7 @@ class Order(msgspec.Struct):
 '''
 
 
+@pytest.mark.full("7 s; test_the_command_checks_messages_of_a_running_broker by the same part")
 def test_a_msgspec_type_finds_what_its_consumer_would_reject(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,6 +287,7 @@ def test_a_msgspec_type_finds_what_its_consumer_would_reject(
     assert (outcome.figures["checked"], outcome.figures["violating"]) == (6, 4)
 
 
+@pytest.mark.full("9 s; test_the_command_checks_messages_of_a_running_broker has a real broker too")
 def test_schemas_of_a_real_broker_accept_its_messages(spark: SparkSession, eventful: Eventful, tmp_path: Path) -> None:
     outcome = run_whole("quality", spark, eventful.data_dir, tmp_path, STEPS)
     bodies = {(row["queue"], row["what"]): row["messages"] for row in rows_of(outcome.tables["bodies"])}
@@ -326,6 +332,7 @@ def test_the_command_checks_messages_of_a_running_broker(
     }
 
 
+@pytest.mark.full("6 s; test_planted_drift_... has the same table, below the limit")
 def test_many_fields_are_limited_and_counted(spark: SparkSession, tmp_path: Path) -> None:
     rows: list[tuple[str, int, bytes | None]] = [("a/1", 0, dumped({"common": 1, f"id{n}": 1})) for n in range(50)]
     data = archive_of(tmp_path / "data", [], history(rows))

@@ -116,6 +116,7 @@ def test_selected_messages_are_published_again_one_by_one(spark: SparkSession, l
             pipelines.run("replay", spark, live.data_dir, out, **chosen, **access, ids="new")
 
 
+@pytest.mark.full("28 s; the test before selects messages, and test_moments.py has periods")
 def test_a_period_selects_messages_by_their_time(spark: SparkSession, live: Recorded, tmp_path: Path) -> None:
     with sync.connect(live.served.url) as mq:
         moments = []
@@ -158,6 +159,7 @@ def made_up() -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.full("16 s; the first test compares ids, headers and bodies of a real broker")
 def test_ids_headers_and_missing_bodies_of_a_made_history(spark: SparkSession, live: Recorded, tmp_path: Path) -> None:
     data = archive_of(tmp_path / "data", [], made_up())
     access = {"url": live.served.url, "admin": live.served.admin_url, "to": "target/1"}

@@ -207,6 +207,7 @@ def test_sessions_and_conversations_are_those_of_the_model(spark: SparkSession, 
     ]
 
 
+@pytest.mark.full("7 s; test_pipeline_reconcile.py reads a history without messages")
 def test_a_history_without_clients_has_no_sessions(spark: SparkSession, tmp_path: Path) -> None:
     data = archive_of(tmp_path / "data", [made("started"), made("produced", 1)])
     outcome = run_whole("sessions", spark, data, tmp_path / "out", STEPS, gap=1)

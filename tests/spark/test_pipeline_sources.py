@@ -52,6 +52,7 @@ def settings(store: ObjectStore) -> tuple[str, ...]:
     return tuple(f"{name}={value}" for name, value in json.loads(store_options(store)).items())
 
 
+@pytest.mark.full("16 s; test_command_takes_a_url runs over the same archive and its broker")
 def test_cost_counts_the_history_of_both_and_all_objects(
     lake: tuple[Lake, str], spark: SparkSession, tmp_path: Path
 ) -> None:
