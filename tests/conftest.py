@@ -13,7 +13,7 @@ import pytest
 
 import mqcore
 import timeouts
-from depth import DEPTH, FULL, SEED, by_depth
+from depth import DEPTH, FULL, SEED, by_depth, in_turn
 from eventmq_original import INSTALLING
 from mqcore.client import Client
 from served import DISK_MIB, ServedBroker, serving, tmqp_address
@@ -41,14 +41,22 @@ def pytest_report_header() -> str:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what only the full depth runs."""
-    left_out = [] if FULL else [item for item in items if item.get_closest_marker("full")]
+    left_out = [] if FULL else [item for item in items if item.get_closest_marker("full") or waits_for_its_turn(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("full")]
+        others = set(left_out)
+        items[:] = [item for item in items if item not in others]
     for item in items:
         if isinstance(item, pytest.Function) and not INSTALLING.isdisjoint(item.fixturenames):
             # An environment is installed before a test's own time begins: a slow network makes that long.
             item.add_marker(pytest.mark.timeout(func_only=True))
+
+
+def waits_for_its_turn(item: pytest.Item) -> bool:
+    """Whether the test needs Spark, and is in a module that this run leaves out because others have their turn."""
+    mark = item.get_closest_marker("in_turn")
+    needs_spark = isinstance(item, pytest.Function) and "spark" in item.fixturenames
+    return mark is not None and needs_spark and item.path.stem not in in_turn(*mark.args)
 
 
 @pytest.hookimpl(optionalhook=True)

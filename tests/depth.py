@@ -6,6 +6,7 @@ random choice; the header of a run prints it. `MQCORE_<NAME>_ROUNDS` overrides o
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 from collections.abc import Callable, Iterable
@@ -45,6 +46,12 @@ def sample(name: str, cases: Iterable[Value], *, kind: Callable[[Value], object]
         kinds.setdefault(kind(case) if kind else None, []).append(at)
     chance = choices(f"{name} sample")
     return [cases[at] for at in sorted(chance.choice(places) for places in kinds.values())]
+
+
+@functools.cache
+def in_turn(*modules: str) -> frozenset[str]:
+    """Modules that have their turn in the quick depth: a random third of them."""
+    return frozenset(choices("modules in turn").sample(sorted(modules), -(-len(modules) // 3)))
 
 
 def choices(name: str) -> random.Random:

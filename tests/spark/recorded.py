@@ -38,6 +38,14 @@ LENIENT = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
+# Each of these pipelines takes many seconds, and all read, group and report in the same way. The reconciliation,
+# the replay and the common parts of pipelines are tested in each run.
+IN_TURN = pytest.mark.in_turn(
+    "test_features",
+    *(f"test_pipeline_{name}" for name in ("anomalies", "cost", "fates", "letters", "lifecycle", "limits", "quality")),
+    *(f"test_pipeline_{name}" for name in ("sessions", "site", "sources")),
+)
+
 
 def java_or_skip() -> None:
     """Skip, and say why, where Spark cannot run."""

@@ -21,12 +21,12 @@ from spark.eventful import Eventful, recorded_messages
 from spark.made import archive_of, at, message
 from spark.made import step as made
 from spark.outcomes import in_order, ordered, parts_of, rows_of, run_whole, self_contained
-from spark.recorded import LENIENT, Recorded
+from spark.recorded import IN_TURN, LENIENT, Recorded
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = LENIENT
+pytestmark = [*LENIENT, IN_TURN]
 
 ODD = (
     b'{"n":1} x',

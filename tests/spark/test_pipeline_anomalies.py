@@ -17,13 +17,13 @@ from mqcore.spark.pipelines.incidents import Alerts, Incident, merged
 from spark.made import START, archive_of, at
 from spark.made import step as made
 from spark.outcomes import rows_of, run_whole, self_contained
-from spark.recorded import LENIENT, Recorded
+from spark.recorded import IN_TURN, LENIENT, Recorded
 from spark.weeks import DEAD, HOUR, LENGTH, PLANTED, SILENCE, SLOW, SPIKE, WEEK, Weeks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = LENIENT
+pytestmark = [*LENIENT, IN_TURN]
 
 STEPS = ("measures", "anomalies", "report")
 

@@ -19,12 +19,12 @@ from spark.eventful import Eventful
 from spark.made import archive_of, at
 from spark.made import step as made
 from spark.outcomes import rows_of, run_whole, self_contained
-from spark.recorded import LENIENT
+from spark.recorded import IN_TURN, LENIENT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = LENIENT
+pytestmark = [*LENIENT, IN_TURN]
 
 STEPS = ("use", "storage", "shares", "report")
 Sums = dict[str, Counter[str]]

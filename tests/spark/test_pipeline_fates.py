@@ -21,12 +21,12 @@ from spark.fates import FATES, PRESENT, columns, lives_of, numbers_of, totals_of
 from spark.made import archive_of, at, restored
 from spark.made import step as made
 from spark.outcomes import rows_of
-from spark.recorded import ARCHIVE_SECONDS, HISTORY, LENIENT, Recorded, archived, declare
+from spark.recorded import ARCHIVE_SECONDS, HISTORY, IN_TURN, LENIENT, Recorded, archived, declare
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = LENIENT
+pytestmark = [*LENIENT, IN_TURN]
 
 
 def numbers(figures: Any) -> dict[str, int]:

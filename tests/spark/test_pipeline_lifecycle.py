@@ -19,12 +19,12 @@ from spark.fates import FATES, LOSSES, PRESENT, columns, lives_of
 from spark.made import archive_of, at
 from spark.made import step as made
 from spark.outcomes import in_order, ordered, parts_of, quantile, rows_of, run_whole
-from spark.recorded import LENIENT
+from spark.recorded import IN_TURN, LENIENT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = LENIENT
+pytestmark = [*LENIENT, IN_TURN]
 
 STEPS = ("lives", "losses", "intervals", "report")
 COUNTED = ("produced", "arrived", "delivered", "acked", "nacked", "timed-out", "consumer-lost", "put-back")

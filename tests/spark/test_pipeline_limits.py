@@ -19,12 +19,12 @@ from spark.eventful import Eventful, recorded_messages
 from spark.made import START, archive_of, at
 from spark.made import step as made
 from spark.outcomes import in_order, ordered, parts_of, quantile, rows_of, run_whole, self_contained
-from spark.recorded import HISTORY, LENIENT
+from spark.recorded import HISTORY, IN_TURN, LENIENT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = LENIENT
+pytestmark = [*LENIENT, IN_TURN]
 
 STEPS = ("windows", "keys", "report")
 TABLE = ("key", "windows", "messages", "body_bytes", "most", "p50", "p99", "over", "windows_over", "refused_copies")

@@ -24,12 +24,12 @@ from spark.bodies import dumped, history, order, planted, types_of
 from spark.eventful import Eventful, recorded_messages
 from spark.made import archive_of, message
 from spark.outcomes import rows_of, run_whole, self_contained
-from spark.recorded import LENIENT, Recorded
+from spark.recorded import IN_TURN, LENIENT, Recorded
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = LENIENT
+pytestmark = [*LENIENT, IN_TURN]
 
 STEPS = ("values", "fields", "rules", "report")
 PERIODS = {"baseline": "2026-11-01/2026-11-08", "period": "2026-11-08/2026-11-15"}

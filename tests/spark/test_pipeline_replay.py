@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from depth import choices, rounds
+from depth import choices, rounds, sample
 from mqcore import errors, sync
 from mqcore.cli.program import run
 from mqcore.spark import pipelines
@@ -243,7 +243,7 @@ class Interrupted(Exception):
     """Raised in the middle of a replay."""
 
 
-@pytest.mark.parametrize("recorded_progress", [True, False])
+@pytest.mark.parametrize("recorded_progress", sample("interrupted replays", [True, False]))
 def test_an_interrupted_replay_continues_after_its_last_message(
     recorded_progress: bool, spark: SparkSession, live: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,12 +16,12 @@ from spark.fates import FATES, columns, lives_of
 from spark.made import archive_of, at
 from spark.made import step as made
 from spark.outcomes import in_order, ordered, parts_of, rows_of, run_whole
-from spark.recorded import LENIENT
+from spark.recorded import IN_TURN, LENIENT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = LENIENT
+pytestmark = [*LENIENT, IN_TURN]
 
 STEPS = ("sessions", "conversations", "producers", "report")
 KINDS = ("produced", "delivered", "acked", "nacked")

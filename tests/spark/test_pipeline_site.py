@@ -26,12 +26,12 @@ from mqcore.spark.pipelines.schedule import next_run, time_of_day, units
 from served import clean_environment, wait_until
 from spark.made import archive_of
 from spark.made import step as made
-from spark.recorded import LENIENT, java_or_skip
+from spark.recorded import IN_TURN, LENIENT, java_or_skip
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = LENIENT
+pytestmark = [*LENIENT, IN_TURN]
 
 BERN = ZoneInfo("Europe/Zurich")
 

@@ -18,7 +18,7 @@ from mqcore.spark.pipelines.storage import stored
 from object_stores import ObjectStore, moto_server
 from served import wait_until
 from spark.lakes import Lake, store_options
-from spark.recorded import LENIENT
+from spark.recorded import IN_TURN, LENIENT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 pytest.importorskip("moto")
 pytest.importorskip("pyiceberg")
 
-pytestmark = LENIENT
+pytestmark = [*LENIENT, IN_TURN]
 
 
 @pytest.fixture(scope="module")

@@ -116,6 +116,7 @@ def test_a_checkpoint_of_another_journal_is_refused(live: Recorded, recorded: Re
         follow(live, sink, NOW, startingOffsets="earliest").awaitTermination(120)
 
 
+@pytest.mark.full("10 s; test_query_resumes_at_its_checkpoint_without_duplicates in the same session")
 def test_checkpoints_of_other_sessions_are_continued(live: Recorded, follow: Any, spark: SparkSession) -> None:
     """Local sessions write checkpoints with fewer programs, in the same format."""
     key, sink = "spark.sql.streaming.checkpointFileManagerClass", Sink()

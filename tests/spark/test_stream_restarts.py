@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from depth import by_depth
+from depth import by_depth, sample
 from mqcore import sync
 from served import wait_until
 from spark.recorded import LENIENT, declare
@@ -52,7 +52,7 @@ def test_stream_survives_a_broker_that_is_killed_and_stopped(spark: SparkSession
         broker.close()
 
 
-@pytest.mark.parametrize("name", ["endingOffsets", "endingTimestamp"])
+@pytest.mark.parametrize("name", sample("ends of streams", ["endingOffsets", "endingTimestamp"]))
 def test_end_of_a_stream_is_an_error_with_its_reason(spark: SparkSession, tmp_path: Path, name: str) -> None:
     options = {name: "latest" if name == "endingOffsets" else "5"}
     stream = spark.readStream.format("mqcore").options(**options).load(str(tmp_path))
