@@ -1,6 +1,7 @@
 """Clusters under load while nodes are killed, stopped, cut off, emptied and restarted.
 
-Each round makes one fault, waits, and heals it. Then everything that was confirmed must be there, in order.
+Each round makes one fault, waits, and heals it. Then everything that was confirmed must be there: messages in order, an
+option of a queue, a schedule and a limit. The third node of one of two clusters is a witness.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import pytest
 import depth
 import mqcore
 from cluster_nodes import Cluster, ClusterNode
+from cluster_registers import PROTOCOLS, Registers
 from link_proxy import LinkProxy
 from mqcore import errors
 from ports import free_ports
@@ -107,7 +109,11 @@ class Faults:
     def __init__(self, cluster: Cluster, links: dict[tuple[int, int], LinkProxy], choices: random.Random) -> None:
         self._cluster = cluster
         self._links = links
-        self._clocks = {node: Path(node.environment["CLOCK_OFFSET_FILE"]) for node in cluster.nodes if node.environment}
+        self._clocks = {
+            node: Path(node.environment["CLOCK_OFFSET_FILE"])
+            for node in cluster.nodes
+            if "CLOCK_OFFSET_FILE" in node.environment
+        }
         self._choices = choices
 
     def _follower(self) -> ClusterNode:
@@ -214,8 +220,10 @@ KINDS = {
 """Faults of which the quick depth makes one of each kind. Each other fault is a kind of its own."""
 
 
-@pytest.fixture(scope="module")
-def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, dict[tuple[int, int], LinkProxy]]]:
+@pytest.fixture(scope="module", params=depth.sample("clusters", ["three with data", "witness"]))
+def proxied(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Cluster, dict[tuple[int, int], LinkProxy]]]:
     """A cluster each of whose links goes through a proxy."""
     members = dict(zip((1, 2, 3), free_ports(3), strict=True))
     links = {
@@ -226,7 +234,7 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster,
     }
     addresses = {link: f"127.0.0.1:{proxy.port}" for link, proxy in links.items()}
     directory = tmp_path_factory.mktemp("cluster")
-    cluster = Cluster(directory, member_ports=members, peer_addresses=addresses)
+    cluster = Cluster(directory, member_ports=members, peer_addresses=addresses, protocols=PROTOCOLS)
     if sys.platform == "linux" and shutil.which("cc") is not None:
         shim = directory / "clock.so"
         source = Path(__file__).with_name("system_clock.c")
@@ -235,6 +243,8 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster,
             offset = directory / f"clock-{node.number}"
             offset.write_text("0")
             node.environment = {"LD_PRELOAD": str(shim), "CLOCK_OFFSET_FILE": str(offset)}
+    if request.param == "witness":
+        cluster.nodes[2].environment["MQCORE_CLUSTER__WITNESS"] = "true"
     try:
         cluster.start()
         cluster.wait_until_all_follow()
@@ -251,13 +261,16 @@ def test_nothing_confirmed_is_lost(fault: str, proxied: tuple[Cluster, dict[tupl
     cluster, links = proxied
     choices = depth.choices(f"cluster {fault}")
     faults = Faults(cluster, links, choices)
-    load = Load(cluster)
+    load, registers = Load(cluster), Registers(cluster)
     load.start()
+    registers.start()
     try:
         for _ in range(ROUNDS):
+            begun = time.monotonic()
             heal = getattr(faults, fault)()
             time.sleep(choices.uniform(0.2, 2.5))
             heal()
+            registers.note_fault(begun, time.monotonic())
             cluster.wait_until_all_follow()
             before = load.confirmations()
             deadline = time.monotonic() + 20
@@ -268,7 +281,9 @@ def test_nothing_confirmed_is_lost(fault: str, proxied: tuple[Cluster, dict[tupl
         cluster.show_logs()
         raise
     finally:
+        registers.stop()
         load.stop()
     load.drain(cluster.leader().url, idle=1.0)
     # A node that pauses holds the connection of a consumer open that has left: its messages return later than others.
     load.check(in_order=fault != "pause_follower")
+    registers.check()
