@@ -94,6 +94,8 @@ PARTS = [
     "queues",
     "routers",
     "schedules",
+    "tokens",
+    "user changes",
     "users",
 ]
 

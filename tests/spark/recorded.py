@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,7 +66,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     warehouse = tmp_path_factory.mktemp("warehouse")
     settings = {"spark.log.level": "OFF", "spark.sql.warehouse.dir": str(warehouse), "spark.driver.memory": "1g"}
     session = mqcore.spark.session("local[2,4]", config=settings)
-    yield session
+    from pyspark.logger import PySparkLogger
+
+    # pytest adds its handler to loggers of Spark. They would give it a format that calls `str` of every exception,
+    # also in later tests of this process.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PySparkLogger, "addHandler", logging.Logger.addHandler)
+        yield session
     session.stop()
 
 
