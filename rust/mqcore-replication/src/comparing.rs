@@ -41,12 +41,20 @@ pub(crate) async fn find_scope(
     credentials: &MemberCredentials,
 ) -> DamageScope {
     let begun = Instant::now();
+    let mut is_told = false;
     loop {
         let mut theirs = Vec::new();
         for address in others {
             if let Ok(Ok(state)) = tokio::time::timeout(ANSWER_TIME, ask(address, name, credentials)).await {
                 theirs.push(state);
             }
+        }
+        if theirs.is_empty() && !is_told {
+            is_told = true;
+            tracing::warn!(
+                name,
+                "a file is damaged, and no other node with all files answers; waiting for one, to compare it"
+            );
         }
         match read_own(name, member).await {
             Ok(own) => {
