@@ -554,7 +554,16 @@ class Http:
             **{
                 f"GET {page}": (("administer|inspect", page),)
                 for page in (
-                    *("/access", "/attention", "/connections", "/healthz", "/metrics", "/overview", "/queues"),
+                    *(
+                        "/access",
+                        "/attention",
+                        "/connections",
+                        "/healthz",
+                        "/metrics",
+                        "/overview",
+                        "/queues",
+                        "/cluster",
+                    ),
                     *("/queues/a/1", "/stream", "/totals", "/errors", "/openapi.json", "/schedules"),
                     *("/jobs", "/policies"),
                 )
