@@ -3,9 +3,10 @@
     maturin develop --release
     python benches/cluster_scale.py --gigabytes 2 --queues 10000
 
-Three nodes on one machine. First, messages of 64 KiB wait in one queue; then, 10,000 queues have one message each. Each
-time the leader is killed. The failover ends with the next confirmation, the restart when the killed node has all data
-again. The memory is that of the leader's process.
+Three nodes on one machine; with `--witness`, one of them keeps no data. First, messages of 64 KiB wait in one queue;
+then, 10,000 queues are idle, and then they have one message each. With messages, the leader is killed each time. The
+failover ends with the next confirmation, the restart when the killed node has all data again. The memory is that of
+the leader's process.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import argparse
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 import mqcore  # noqa: E402
-from cluster_nodes import Cluster, ClusterNode, running_cluster  # noqa: E402
+from cluster_nodes import Cluster, ClusterNode  # noqa: E402
 from mqcore import errors  # noqa: E402
 
 BODY = b"x" * 65_536
@@ -40,6 +43,13 @@ def create_queues(url: str, count: int) -> None:
         for number in range(count):
             client.publish(f"channel-{number % 100}/{number}", b"one", confirm=False)
         client.publish("backlog/1", b"last")
+
+
+def create_idle_queues(url: str, count: int) -> None:
+    """Create queues that never have a message."""
+    with mqcore.sync.connect(url, patience=20.0, request_timeout=60.0) as client:
+        for number in range(count):
+            client.create_queue(f"channel-{number % 100}/{number}")
 
 
 def memory(node: ClusterNode) -> float:
@@ -74,18 +84,39 @@ def lose_leader(cluster: Cluster, title: str) -> None:
     )
 
 
+@contextmanager
+def scaled_cluster(*, witness: bool) -> Iterator[Cluster]:
+    """Run a cluster with files that exist until the end of the block."""
+    with tempfile.TemporaryDirectory(prefix="mqcore-bench-") as name:
+        cluster = Cluster(Path(name))
+        if witness:
+            cluster.nodes[-1].environment = {"MQCORE_CLUSTER__WITNESS": "true"}
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.close()
+
+
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--gigabytes", type=float, default=2.0, help="Waiting messages.")
     parser.add_argument("--queues", type=int, default=10_000, help="Queues with one message.")
     parser.add_argument("--rounds", type=int, default=3, help="Failovers of each kind.")
+    parser.add_argument("--witness", action="store_true", help="The third node is a witness.")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="mqcore-bench-") as name, running_cluster(Path(name)) as cluster:
+    with scaled_cluster(witness=arguments.witness) as cluster:
         fill(cluster.leader().url, arguments.gigabytes)
         for _ in range(arguments.rounds):
             lose_leader(cluster, f"{arguments.gigabytes:g} GiB wait")
-    with tempfile.TemporaryDirectory(prefix="mqcore-bench-") as name, running_cluster(Path(name)) as cluster:
+    with scaled_cluster(witness=arguments.witness) as cluster:
+        leader = cluster.leader()
+        before = memory(leader)
+        create_idle_queues(leader.url, arguments.queues)
+        each = (memory(leader) - before) * 1024 / arguments.queues
+        print(f"{arguments.queues} idle queues: {each:.1f} KiB each", flush=True)
+    with scaled_cluster(witness=arguments.witness) as cluster:
         leader = cluster.leader()
         before = memory(leader)
         create_queues(leader.url, arguments.queues)
