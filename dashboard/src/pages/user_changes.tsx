@@ -10,7 +10,11 @@ import { Dialog, Table } from "../parts";
 import type { Column } from "../parts";
 
 /** What a dialog is about. */
-type Chosen = { user: User } | { token: Token } | "new token" | { created: NewToken };
+type Chosen =
+  | { what: "remove"; user: User }
+  | { what: "revoke"; token: Token }
+  | { what: "create" }
+  | { what: "created"; created: NewToken };
 
 interface CredentialTablesProps {
   users: User[];
@@ -47,16 +51,22 @@ export function CredentialTables({ users, userColumns, tokens, tokenColumns, ref
   const create = (wanted: NewTokenBody) =>
     change(async () => {
       const created = await send<NewToken>("POST", "/tokens", wanted);
-      setChosen({ created });
+      setChosen({ what: "created", created });
       return `token ${created.name} is created`;
     });
   const removing: Column<User> = {
     name: "remove",
-    cell: (user) => !user.configured && <ChangeButton what={`remove ${user.name}`} choose={() => setChosen({ user })} />,
+    cell: (user) =>
+      !user.configured && (
+        <ChangeButton what={`remove ${user.name}`} choose={() => setChosen({ what: "remove", user })} />
+      ),
   };
   const revoking: Column<Token> = {
     name: "revoke",
-    cell: (token) => !token.configured && <ChangeButton what={`revoke ${token.name}`} choose={() => setChosen({ token })} />,
+    cell: (token) =>
+      !token.configured && (
+        <ChangeButton what={`revoke ${token.name}`} choose={() => setChosen({ what: "revoke", token })} />
+      ),
   };
   const [mayRemove, mayRevoke] = [mayAdminister("user changes"), mayAdminister("tokens")];
   return (
@@ -79,7 +89,7 @@ export function CredentialTables({ users, userColumns, tokens, tokenColumns, ref
       )}
       {mayRevoke && (
         <div class="actions">
-          <button type="button" onClick={() => setChosen("new token")}>
+          <button type="button" onClick={() => setChosen({ what: "create" })}>
             create a token …
           </button>
         </div>
@@ -87,19 +97,27 @@ export function CredentialTables({ users, userColumns, tokens, tokenColumns, ref
       <p role="status" class="report">
         {report}
       </p>
-      {chosen === "new token" && <CreateDialog close={close} create={(wanted) => void create(wanted)} />}
-      {chosen !== null && chosen !== "new token" && "created" in chosen && (
-        <CreatedDialog created={chosen.created} close={close} />
-      )}
-      {chosen !== null && chosen !== "new token" && "user" in chosen && (
-        <ConfirmDialog title={`Remove user ${chosen.user.name}`} action="remove the user" close={close} act={() => void remove(chosen.user)}>
+      {chosen?.what === "create" && <CreateDialog close={close} create={(wanted) => void create(wanted)} />}
+      {chosen?.what === "created" && <CreatedDialog created={chosen.created} close={close} />}
+      {chosen?.what === "remove" && (
+        <ConfirmDialog
+          title={`Remove user ${chosen.user.name}`}
+          action="remove the user"
+          close={close}
+          act={() => void remove(chosen.user)}
+        >
           The user cannot log in any more, and its {chosen.user.connections} connections are closed.
         </ConfirmDialog>
       )}
-      {chosen !== null && chosen !== "new token" && "token" in chosen && (
-        <ConfirmDialog title={`Revoke token ${chosen.token.name}`} action="revoke the token" close={close} act={() => void revoke(chosen.token)}>
-          Token <code class="id">{chosen.token.id}</code> is valid no more, and its {chosen.token.connections} connections are
-          closed.
+      {chosen?.what === "revoke" && (
+        <ConfirmDialog
+          title={`Revoke token ${chosen.token.name}`}
+          action="revoke the token"
+          close={close}
+          act={() => void revoke(chosen.token)}
+        >
+          Token <code class="id">{chosen.token.id}</code> is not valid any more, and its{" "}
+          {chosen.token.connections} connections are closed.
         </ConfirmDialog>
       )}
     </>
