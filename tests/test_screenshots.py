@@ -11,8 +11,8 @@ from served import ROOT
 
 MAIN = ROOT / "dashboard" / "src" / "main.tsx"
 OPERATIONS = ROOT / "docs" / "operations.md"
-DIALOGS_AND_QUEUE = {"queue", "purge"}
-"""Pictures of what the navigation does not list."""
+DIALOGS_AND_QUEUE = {"queue", "purge", "cluster"}
+"""Pictures of what the navigation does not list, or only for a cluster."""
 WIDTH = 1200
 BYTES_MAX = 150 << 10
 

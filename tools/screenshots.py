@@ -12,11 +12,12 @@ import json
 import os
 import random
 import shutil
+import socket
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -51,6 +52,7 @@ HEIGHTS: Final = {
     "schedules": 390,
     "limits": 480,
     "users": 760,
+    "cluster": 400,
     "system": 980,
 }
 """Height of each picture in pixels."""
@@ -316,6 +318,59 @@ async def served(data_dir: str) -> AsyncIterator[tuple[dict[str, Any], str]]:
         await process.wait()
 
 
+@asynccontextmanager
+async def clustered(directory: str) -> AsyncIterator[str]:
+    """Run two nodes with data and a witness while the block runs: the URL of an admin side."""
+    with ExitStack() as sockets:
+        held = [sockets.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(9)]
+        ports = [each.getsockname()[1] for each in held]
+    members = {number: f"127.0.0.1:{ports[number - 1]}" for number in (1, 2, 3)}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MQCORE_")}
+    processes = []
+    try:
+        for number, address in members.items():
+            peers = [f"{peer}={other}" for peer, other in members.items() if peer != number]
+            config = Path(directory) / f"node-{number}.toml"
+            config.write_text(
+                f'''listen = ["tmqp://127.0.0.1:{ports[number + 2]}"]
+admin = "http://127.0.0.1:{ports[number + 5]}"
+data_dir = "{directory}/data-{number}"
+[cluster]
+name = "shop"
+node = {number}
+listen = "{address}"
+peers = {peers}
+secret = "a secret for pictures"
+witness = {str(number == 3).lower()}
+'''
+            )
+            command = [sys.executable, "-m", "mqcore", "serve", "--config", str(config)]
+            started = asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL, env=environment)
+            processes.append(await started)
+        yield f"http://127.0.0.1:{ports[6]}"
+    finally:
+        for process in processes:
+            process.kill()
+            await process.wait()
+
+
+async def save_cluster(page: Page) -> None:
+    """Save a picture of the nodes of a cluster."""
+    from playwright.async_api import Error
+
+    with tempfile.TemporaryDirectory(prefix="mqcore-screenshots-") as directory:
+        async with clustered(directory) as url:
+            # The listener refuses connections until a node leads.
+            for _ in range(WAIT_MS // 200):
+                with suppress(Error):
+                    await page.goto(f"{url}/#/cluster", timeout=1_000)
+                    await page.get_by_text("witnessing").wait_for(timeout=1_000)
+                    await page.get_by_text("following").wait_for(timeout=1_000)
+                    break
+                await asyncio.sleep(0.2)
+            await save(page, "cluster")
+
+
 async def log_in(page: Page, url: str, token: str) -> None:
     """Open the dashboard."""
     await page.goto(url)
@@ -381,6 +436,7 @@ async def run(seconds: float) -> None:
             page.set_default_timeout(WAIT_MS)
             try:
                 await save_all(page, f"http://{ready['admin']}", token, seconds)
+                await save_cluster(page)
             finally:
                 await shop.close()
 
