@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 import mqcore  # noqa: E402
-from cluster_nodes import Cluster, ClusterNode  # noqa: E402
+from cluster_nodes import Cluster, ClusterNode, running_cluster  # noqa: E402
 from mqcore import errors  # noqa: E402
 
 BODY = b"x" * 65_536
@@ -87,15 +87,11 @@ def lose_leader(cluster: Cluster, title: str) -> None:
 @contextmanager
 def scaled_cluster(*, witness: bool) -> Iterator[Cluster]:
     """Run a cluster with files that exist until the end of the block."""
-    with tempfile.TemporaryDirectory(prefix="mqcore-bench-") as name:
-        cluster = Cluster(Path(name))
-        if witness:
-            cluster.nodes[-1].environment = {"MQCORE_CLUSTER__WITNESS": "true"}
-        try:
-            cluster.start()
-            yield cluster
-        finally:
-            cluster.close()
+    with (
+        tempfile.TemporaryDirectory(prefix="mqcore-bench-") as name,
+        running_cluster(Path(name), witnesses=[3] if witness else []) as cluster,
+    ):
+        yield cluster
 
 
 def main() -> None:

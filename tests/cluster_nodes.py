@@ -45,6 +45,9 @@ verify_interval = "{verify}"
 """
 
 
+WITNESS = {"MQCORE_CLUSTER__WITNESS": "true"}
+"""The setting of a node that keeps no data, as an environment variable."""
+
 NodeCertificate: TypeAlias = tuple[str, str, str]
 """The files of a certificate, its key, and the authorities."""
 
@@ -124,6 +127,7 @@ class Cluster:
         is_cluster: bool = True,
         member_ports: dict[int, int] | None = None,
         peer_addresses: dict[tuple[int, int], str] | None = None,
+        witnesses: Iterable[int] = (),
     ) -> None:
         width = 12
         ports = free_ports(nodes * (width + 2))
@@ -153,6 +157,8 @@ class Cluster:
                 listeners.append(url)
             node = ClusterNode(directory, number, self._members[number], listeners, ports[first + 1])
             node.certificate = self._certificates.get(number)
+            if number in witnesses:
+                node.environment = dict(WITNESS)
             self.all_nodes.append(node)
         self.consist_of(range(1, nodes + 1))
 

@@ -21,6 +21,8 @@ from mqcore.throttr import SyncClient
 QUEUE = "settings/1"
 LIMIT = "spent"
 QUOTA = 1_000_000_000
+TTL_SECONDS = 30 * 86_400
+"""Longer than faults set clocks ahead: deadlines are saved as times of the clock."""
 PROTOCOLS = ("tmqp", "emqp", "throttr?value=uint64&persist=on")
 """Listeners that a cluster needs for this, in this order."""
 LIMIT_LOSS_SECONDS = 2.0
@@ -84,7 +86,7 @@ class Registers:
             client.create_queue(QUEUE)
         with SyncClient(self._limits(0), request_timeout=5.0) as limits:
             self._spent_before = 0
-            if limits.insert(LIMIT, quota=QUOTA, ttl=86_400):
+            if limits.insert(LIMIT, quota=QUOTA, ttl=TTL_SECONDS):
                 # A new limit is saved after a moment, too.
                 time.sleep(1.0)
             else:

@@ -234,7 +234,10 @@ def proxied(
     }
     addresses = {link: f"127.0.0.1:{proxy.port}" for link, proxy in links.items()}
     directory = tmp_path_factory.mktemp("cluster")
-    cluster = Cluster(directory, member_ports=members, peer_addresses=addresses, protocols=PROTOCOLS)
+    witnesses = [3] if request.param == "witness" else []
+    cluster = Cluster(
+        directory, member_ports=members, peer_addresses=addresses, protocols=PROTOCOLS, witnesses=witnesses
+    )
     if sys.platform == "linux" and shutil.which("cc") is not None:
         shim = directory / "clock.so"
         source = Path(__file__).with_name("system_clock.c")
@@ -242,9 +245,7 @@ def proxied(
         for node in cluster.nodes:
             offset = directory / f"clock-{node.number}"
             offset.write_text("0")
-            node.environment = {"LD_PRELOAD": str(shim), "CLOCK_OFFSET_FILE": str(offset)}
-    if request.param == "witness":
-        cluster.nodes[2].environment["MQCORE_CLUSTER__WITNESS"] = "true"
+            node.environment |= {"LD_PRELOAD": str(shim), "CLOCK_OFFSET_FILE": str(offset)}
     try:
         cluster.start()
         cluster.wait_until_all_follow()

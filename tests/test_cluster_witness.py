@@ -10,28 +10,30 @@ from pathlib import Path
 import pytest
 
 import mqcore
-from cluster_nodes import QUEUE, SECRET, Cluster, ClusterNode, doctor_of_cluster, publish, take
+from cluster_nodes import (
+    QUEUE,
+    SECRET,
+    WITNESS,
+    Cluster,
+    ClusterNode,
+    doctor_of_cluster,
+    publish,
+    running_cluster,
+    take,
+)
 from mqcore import errors
 from mqcore.cluster import NodeStatus
 from served import wait_until
-
-WITNESS = {"MQCORE_CLUSTER__WITNESS": "true"}
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     """A cluster whose third node is a witness."""
-    made = Cluster(tmp_path)
-    made.nodes[2].environment = WITNESS
-    try:
-        made.start()
-        made.leader()
-        made.wait_until_all_follow()
-        yield made
+    with running_cluster(tmp_path, witnesses=[3]) as running:
+        running.wait_until_all_follow()
+        yield running
         # Shown if the test fails.
-        made.show_logs()
-    finally:
-        made.close()
+        running.show_logs()
 
 
 def witness_of(cluster: Cluster) -> ClusterNode:
@@ -190,23 +192,16 @@ def test_a_node_does_not_change_its_kind_with_its_directory(cluster: Cluster, is
 
 
 def test_a_cluster_of_mostly_witnesses_does_not_begin(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
-    for node in cluster.nodes[1:]:
-        node.environment = WITNESS
-    try:
-        cluster.start()
+    with running_cluster(tmp_path, witnesses=[2, 3]) as cluster:
         # The first node that hears all others stops, so that the others do not hear it any more.
         logs = [node.log for node in cluster.nodes]
         wait_until(lambda: any("are witnesses" in log.read_text() for log in logs), limit=20, what="the error")
         assert any("more than half of the nodes" in log.read_text() for log in logs)
-    finally:
-        cluster.close()
 
 
 def test_the_data_of_a_broker_is_not_that_of_a_witness(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+    cluster = Cluster(tmp_path, witnesses=[3])
     witness = cluster.nodes[2]
-    witness.environment = WITNESS
     with mqcore.Broker(listen="tmqp://127.0.0.1:0", data_dir=str(witness.data_dir)):
         pass
     try:
@@ -218,11 +213,7 @@ def test_the_data_of_a_broker_is_not_that_of_a_witness(tmp_path: Path) -> None:
 
 
 def test_five_nodes_with_two_witnesses_survive_two_losses(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, nodes=5)
-    for node in cluster.nodes[3:]:
-        node.environment = WITNESS
-    try:
-        cluster.start()
+    with running_cluster(tmp_path, nodes=5, witnesses=[4, 5]) as cluster:
         cluster.wait_until_all_follow()
         publish(cluster.nodes[4], range(50))
         cluster.leader().kill()
@@ -232,5 +223,3 @@ def test_five_nodes_with_two_witnesses_survive_two_losses(tmp_path: Path) -> Non
         assert take(cluster.nodes[3], 60) == list(range(60))
         assert cluster.leader() is last
         assert [known(node).role for node in cluster.nodes[3:]] == ["witnessing"] * 2
-    finally:
-        cluster.close()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import click
 from click.core import ParameterSource
 
-from mqcore.cli import options
+from mqcore.cli import options, output
 
 if TYPE_CHECKING:
     from mqcore._core import AuthorityStore
@@ -89,64 +89,49 @@ class _Broker:
     """A running broker, which applies changes at once."""
 
     def __init__(self, url: str, token: str | None, timeout: float) -> None:
+        from mqcore import admin
+
+        self._admin = admin
         self.location = url
         self._access: dict[str, Any] = {"token": token, "timeout": timeout}
 
     def add_user(self, user: dict[str, Any], password: str | None) -> None:
-        from mqcore import admin
-
-        restrict = admin.CredentialRestrictions(**user["restrict"])
-        certificate, allow = user["certificate"], user["allow"]
-        admin.add_user(
+        self._admin.add_user(
             self.location,
             user["name"],
             password=password,
-            certificate=certificate,
-            allow=allow,
-            restrict=restrict,
+            certificate=user["certificate"],
+            allow=user["allow"],
+            restrict=self._admin.CredentialRestrictions(**user["restrict"]),
             **self._access,
         )
 
     def set_password(self, name: str, password: str) -> None:
-        from mqcore import admin
-
-        admin.set_password(self.location, name, password, **self._access)
+        self._admin.set_password(self.location, name, password, **self._access)
 
     def remove_user(self, name: str) -> None:
-        from mqcore import admin
-
-        admin.remove_user(self.location, name, **self._access)
+        self._admin.remove_user(self.location, name, **self._access)
 
     def users(self) -> list[dict[str, Any]]:
-        from mqcore import admin
-        from mqcore.cli import output
-
-        found = [output.plain(user) for user in admin.users(self.location, **self._access)]
+        found = [output.plain(user) for user in self._admin.users(self.location, **self._access)]
         return [_readable({**user, "password": user.pop("has_password")}) for user in found]
 
     def add_token(self, name: str, allow: list[str], expires: float | None, restrict: dict[str, Any]) -> dict[str, Any]:
-        from mqcore import admin
-
-        created = admin.create_token(
+        created = self._admin.create_token(
             self.location,
             name,
             allow=allow,
             expires=expires,
-            restrict=admin.CredentialRestrictions(**restrict),
+            restrict=self._admin.CredentialRestrictions(**restrict),
             **self._access,
         )
         return {"id": created.id, "token": created.token}
 
     def remove_token(self, token_id: str) -> None:
-        from mqcore import admin
-
-        admin.revoke_token(self.location, token_id, **self._access)
+        self._admin.revoke_token(self.location, token_id, **self._access)
 
     def tokens(self) -> list[dict[str, Any]]:
-        from mqcore import admin
-        from mqcore.cli import output
-
-        return [_readable(output.plain(token)) for token in admin.tokens(self.location, **self._access)]
+        return [_readable(output.plain(token)) for token in self._admin.tokens(self.location, **self._access)]
 
 
 def place(command: _F) -> _F:
@@ -162,7 +147,8 @@ def place(command: _F) -> _F:
         timeout: float,
         **given: Any,
     ) -> Any:
-        return command(*args, store=_chosen(data_dir, store_file, _Broker(url, token, timeout)), **given)
+        file = _file(data_dir, store_file)
+        return command(*args, store=_Broker(url, token, timeout) if file is None else file, **given)
 
     added: Any = options.admin_side(timeout="60s")(chosen)
     added = click.option(
@@ -183,13 +169,14 @@ def place(command: _F) -> _F:
     return placed
 
 
-def _chosen(data_dir: str | None, file: str | None, broker: _Broker) -> CredentialStore:
+def _file(data_dir: str | None, file: str | None) -> CredentialStore | None:
+    """The file that the command line means; `None`: a running broker."""
     source = click.get_current_context().get_parameter_source
     names_broker = source("url") is ParameterSource.COMMANDLINE
     if names_broker and ParameterSource.COMMANDLINE in (source("data_dir"), source("store_file")):
         raise click.UsageError("--url names a running broker, --data-dir and --store a file; give one of them")
     if names_broker or (file is None and data_dir is None):
-        return broker
+        return None
     from mqcore._core import AuthorityStore
 
     if file is not None:
