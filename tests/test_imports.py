@@ -69,9 +69,9 @@ LAYERS: dict[str, list[set[str]]] = {
     ],
     "mqcore-server": [
         # Modules without imports, and configuration.
-        {"runtime", "spans", "shard/count", "stats/counter", "stats/failures", "stats/totals"}
+        {"runtime", "spans", "shard/count", "stats/counter", "stats/failures", "stats/tasks", "stats/totals"}
         | {"attention/finding", "attention/text"}
-        | {"config/error", "config/address", "config/history"},
+        | {"config/error", "config/address", "config/backup", "config/history"},
         {
             "storage/loss",
             "storage/manifest",

@@ -388,11 +388,11 @@ def test_wrong_settings_are_errors_at_start(tmp_path: Path) -> None:
     def start(**options: Any) -> None:
         mqcore.Broker(data_dir=str(tmp_path / "data"), history=True, **options).start()
 
-    with pytest.raises(mqcore.errors.MqcoreError, match="use s3, s3a, gs, az, abfss or file"):
+    with pytest.raises(mqcore.errors.ConfigError, match="use s3, s3a, gs, az, abfss or file"):
         start(archive_url="ftp://host/archive")
-    with pytest.raises(mqcore.errors.MqcoreError, match='option "colour" is unknown'):
+    with pytest.raises(mqcore.errors.ConfigError, match='option "colour" is unknown'):
         start(archive_url="s3://bucket/archive", archive_options=["colour=blue"])
-    with pytest.raises(mqcore.errors.MqcoreError, match="write name=value"):
+    with pytest.raises(mqcore.errors.ConfigError, match="write name=value"):
         start(archive_url="s3://bucket/archive", archive_options=["aws_region"])
 
 

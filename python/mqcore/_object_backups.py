@@ -1,4 +1,4 @@
-"""Backups on object storage: made and restored through a file of this machine."""
+"""Backups on object storage: made and restored through files of this machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,11 +16,12 @@ from mqcore import _core, errors
 if TYPE_CHECKING:
     from mqcore.progress import Copied
 
-__all__ = ["fetched", "is_url", "send"]
+__all__ = ["Moments", "fetched", "is_url", "moments", "send"]
 
-_NAME: Final = re.compile(r"mqcore-(\d{8}T\d{6}Z)\.tar\.zst")
+_NAME: Final = re.compile(r"mqcore-(\d{8}T\d{6}\.\d{3})Z\.tar\.zst")
 """Names that are chosen here. Their order is that of time."""
-_TIME: Final = "%Y%m%dT%H%M%SZ"
+_TIME: Final = "%Y%m%dT%H%M%S.%f"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def is_url(place: object) -> bool:
@@ -51,35 +53,110 @@ def send(url: str, make: Callable[[Path], object], *, keep: int | None, progress
 def fetched(url: str, *, as_of: datetime | None, progress: Copied | None) -> Iterator[Path]:
     """Receive a backup into a temporary file.
 
-    If `url` ends with ``/``, it is the newest backup there, or the newest one that was begun at `as_of` or before.
+    If `url` ends with ``/``, it is the newest backup or restore point there, or the newest one of `as_of` or before.
     """
-    if url.endswith("/"):
-        directory = url.rstrip("/")
-        name = _newest(_core.ObjectFiles(directory).names(), directory, as_of)
-    elif as_of is not None:
-        raise errors.InvalidArgument("as_of chooses among backups: name a URL that ends with /")
-    else:
+    if not url.endswith("/"):
+        if as_of is not None:
+            raise errors.InvalidArgument("as_of chooses among backups: name a URL that ends with /")
         directory, name = _split(url, datetime.now(UTC))
-    with tempfile.TemporaryDirectory(prefix="mqcore-restore-") as spool:
-        file = Path(spool) / name
-        _core.ObjectFiles(directory).receive(name, str(file), progress or _silent)
-        yield file
-
-
-def _newest(names: list[str], directory: str, as_of: datetime | None) -> str:
-    limit = None if as_of is None else as_of.astimezone(UTC).strftime(_TIME)
-    found = [name for name in names if (match := _NAME.fullmatch(name)) and (limit is None or match.group(1) <= limit)]
-    if not found:
+        with tempfile.TemporaryDirectory(prefix="mqcore-restore-") as spool:
+            file = Path(spool) / name
+            _core.ObjectFiles(directory).receive(name, str(file), progress or _silent)
+            yield file
+        return
+    directory = url.rstrip("/")
+    objects = _core.ObjectFiles(directory)
+    complete = _newest(objects.names(), as_of)
+    point = _newest_point(objects, as_of)
+    if point is None and complete is None:
         until = "" if as_of is None else f" of {as_of.isoformat()} or before"
         raise errors.DataDirMissing(f"there is no backup{until} at {directory}/")
-    return found[-1]
+    with tempfile.TemporaryDirectory(prefix="mqcore-restore-") as spool:
+        if point is not None and (complete is None or _time(complete) <= point.moment):
+            place = Path(spool)
+            objects.receive_restore_point(point.number, spool, progress or _silent)
+        else:
+            assert complete is not None
+            place = Path(spool) / complete
+            objects.receive(complete, str(place), progress or _silent)
+        yield place
+
+
+def _newest(names: list[str], as_of: datetime | None) -> str | None:
+    """Return the name of the newest complete backup."""
+    found = [
+        name for name in names if _NAME.fullmatch(name) and (as_of is None or _time(name) <= as_of.astimezone(UTC))
+    ]
+    return found[-1] if found else None
+
+
+def _time(name: str) -> datetime:
+    match = _NAME.fullmatch(name)
+    assert match is not None
+    return datetime.strptime(match[1], _TIME).replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    number: int
+    moment: datetime
+
+
+def _newest_point(objects: _core.ObjectFiles, as_of: datetime | None) -> _Point | None:
+    numbers = objects.restore_points()
+    if not numbers:
+        return None
+    row = (
+        objects.restore_point(numbers[-1])
+        if as_of is None
+        else objects.find_restore_point(numbers, _milliseconds(as_of.astimezone(UTC)))
+    )
+    return None if row is None else _Point(row[0], _moment(row[1]))
+
+
+def _milliseconds(time: datetime) -> int:
+    # In whole numbers: a float may be just below the millisecond, and would choose the restore point before it.
+    return (time - _EPOCH) // timedelta(milliseconds=1)
+
+
+def _moment(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Moments that can be restored from a place on object storage."""
+
+    backups: tuple[datetime, ...]
+    """Times of complete backups, oldest first."""
+    restore_points: int
+    """Number of restore points of a continuous backup."""
+    oldest: datetime | None
+    """The oldest restore point; ``None`` if there is none."""
+    newest: datetime | None
+    """The newest restore point; ``None`` if there is none."""
+    bytes: int | None
+    """Size of the files of the newest restore point; ``None`` if there is none."""
+
+
+def moments(url: str) -> Moments:
+    """Return what can be restored from a URL that ends with ``/``."""
+    if not url.endswith("/"):
+        raise errors.InvalidArgument(f"{url} is one object; the URL of a place with backups ends with /")
+    objects = _core.ObjectFiles(url.rstrip("/"))
+    backups = tuple(_time(name) for name in objects.names() if _NAME.fullmatch(name))
+    numbers = objects.restore_points()
+    if not numbers:
+        return Moments(backups, 0, None, None, None)
+    (_, oldest, _), (_, newest, size) = (objects.restore_point(number) for number in (numbers[0], numbers[-1]))
+    return Moments(backups, len(numbers), _moment(oldest), _moment(newest), size)
 
 
 def _split(url: str, now: datetime) -> tuple[str, str]:
     """Return the URL of the directory, and the name."""
     directory, _, name = url.rpartition("/")
     if not name:
-        name = f"mqcore-{now.strftime(_TIME)}.tar.zst"
+        name = f"mqcore-{now.strftime(_TIME)[:-3]}Z.tar.zst"
     if not name.endswith((".tar", ".tar.zst")):
         raise errors.ConfigError(
             f"a backup on object storage is one object: end the URL with .tar.zst, or with / for a name by time, "

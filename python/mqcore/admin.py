@@ -189,7 +189,7 @@ class Finding:
     kind: str
     """``records-lost``, ``disk-full``, ``blocked-handler``, ``missing-handler``, ``failing-handler``,
     ``no-consumer``, ``slow-consumer``, ``dead-letters``, ``limit-reached``, ``paused-queue``, ``node-down``,
-    ``clock-jump``, ``archive-lag``, ``certificate-expiry``, ``cluster-node-down``,
+    ``clock-jump``, ``archive-lag``, ``backup-lag``, ``certificate-expiry``, ``cluster-node-down``,
     ``cluster-node-failing``, ``cluster-no-vote``, ``cluster-lag``, ``cluster-slow-sync``, ``cluster-clock`` or
     ``cluster-versions``."""
     severity: str

@@ -30,6 +30,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Protocol, Self
 
 from mqcore import _core, _object_backups, errors
 from mqcore._http import AdminClient, Rejections
+from mqcore._object_backups import Moments
 from mqcore.config import Duration
 from mqcore.progress import Copied
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from mqcore.journal import Finding
     from mqcore.tls import TLSConfig
 
-__all__ = ["BackedUp", "Copied", "Restored", "backup", "restore"]
+__all__ = ["BackedUp", "Copied", "Moments", "Restored", "backup", "moments", "restore"]
 
 _SCHEMA: Final = "mqcore.backup/1"
 _MANIFEST: Final = "manifest.json"
@@ -195,7 +196,7 @@ def restore(
     """Create a data directory from a backup.
 
     `source` may also be an object, as for `backup`. If its URL ends with ``/``, it is the newest backup there, or the
-    newest one that was begun at `as_of` or before.
+    newest one that was begun at `as_of` or before. Restore points of the broker's ``backup_url`` count as backups.
 
     All checksums are verified, and the new directory is read as `mqcore.journal.verify` does, before it appears at
     `data_dir`, which must not exist or be empty. It is the same journal as the one that was copied: start only one of
@@ -238,6 +239,20 @@ def restore(
         created=manifest.created,
         findings=verified.findings,
     )
+
+
+def moments(url: str) -> Moments:
+    """Return the moments that `restore` can choose from, at a URL of object storage that ends with ``/``.
+
+    ::
+
+        found = moments("s3://company-backups/orders/")
+        print(found.restore_points, found.oldest, found.newest)
+
+    Raises `InvalidArgument` for the URL of one object, `ConfigError` for an invalid URL, `ArchiveDenied` and
+    `ArchiveUnreachable`.
+    """
+    return _object_backups.moments(url)
 
 
 def _take(source: _Source, total: int, to: Path, progress: Copied | None) -> BackedUp:

@@ -120,6 +120,10 @@ class BrokerOptions(TypedDict, total=False):
     archive_file_bytes: int
     archive_compact_after: Duration
     archive_snapshot_max_age: Duration
+    backup_url: str | None
+    backup_options: Sequence[str]
+    backup_interval: Duration
+    backup_keep: Duration
     otel: bool
     mask_fields: Sequence[str]
     mask_bodies: Sequence[str]

@@ -32,6 +32,7 @@ ID_HEADER: Final = "Replay-Id"
 
 _OF_REPLAYS: Final = {name.lower() for name in (QUEUE_HEADER, RECEIVED_HEADER, ID_HEADER)}
 _SCHEMA: Final = "mqcore.journal.replay.position/1"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _BATCH: Final = 256
 """Messages published at once; a killed replay publishes up to so many twice."""
 _BATCH_BYTES: Final = 4 * 1024 * 1024
@@ -326,7 +327,8 @@ def _unix_ms(moment: datetime | Duration) -> int:
         moment = datetime.now(UTC) - timedelta(seconds=optional_seconds(moment) or 0.0)
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return max(0, int(moment.timestamp() * 1000))
+    # In whole numbers: a float may be just below the millisecond.
+    return max(0, (moment - _EPOCH) // timedelta(milliseconds=1))
 
 
 def _unseen(_shard: int, _done: int, _total: int) -> None:

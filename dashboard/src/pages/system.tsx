@@ -34,6 +34,7 @@ export function SystemPage() {
       {metrics.data && <Memory metrics={metrics.data} />}
       {metrics.data && <Journal metrics={metrics.data} overview={overview.data} />}
       {metrics.data && <History metrics={metrics.data} overview={overview.data} />}
+      {metrics.data && <ContinuousBackup metrics={metrics.data} overview={overview.data} />}
       {metrics.data && <Limits metrics={metrics.data} />}
       {metrics.data && <Protocols metrics={metrics.data} overview={overview.data} />}
       {overview.data && (
@@ -158,7 +159,7 @@ function Journal({ metrics, overview }: { metrics: Metrics; overview: Overview |
   );
 }
 
-const ARCHIVE_SEVERITY: Record<Archive["state"], "healthy" | "warning" | "critical"> = {
+const TASK_SEVERITY: Record<Archive["state"], "healthy" | "warning" | "critical"> = {
   "up-to-date": "healthy",
   lagging: "warning",
   failing: "critical",
@@ -176,7 +177,7 @@ function History({ metrics, overview }: { metrics: Metrics; overview: Overview |
       )}
       {archive && (
         <p>
-          <Badge severity={ARCHIVE_SEVERITY[archive.state] ?? "warning"}>{archive.state.replaceAll("-", " ")}</Badge>{" "}
+          <Badge severity={TASK_SEVERITY[archive.state] ?? "warning"}>{archive.state.replaceAll("-", " ")}</Badge>{" "}
           {count(archive.pending_notes)} blocks of history wait for the archive
           {archive.waiting_seconds >= 1 && `, the oldest for ${age(archive.waiting_seconds)}`}.
         </p>
@@ -208,6 +209,44 @@ function History({ metrics, overview }: { metrics: Metrics; overview: Overview |
             ["failed runs", count(metrics.value("mqcore_archive_failures_total"))],
             ["blocks lost", count(metrics.value("mqcore_archive_notes_lost_total"))],
             ["removed files", count(metrics.value("mqcore_archive_removed_files_total"))],
+          ]}
+        />
+      )}
+    </Section>
+  );
+}
+
+function ContinuousBackup({ metrics, overview }: { metrics: Metrics; overview: Overview | null }) {
+  const backup = overview?.backup;
+  return (
+    <Section id="backup" title="Continuous backup">
+      {backup === null && (
+        <p class="empty" role="note">
+          This broker makes no restore points. To make some, set <code>backup_url</code> in its configuration.
+        </p>
+      )}
+      {backup && (
+        <p>
+          <Badge severity={TASK_SEVERITY[backup.state] ?? "warning"}>{backup.state.replaceAll("-", " ")}</Badge>{" "}
+          {backup.latest_ms === null
+            ? `No restore point since the start, ${age(backup.age_seconds)} ago`
+            : `The latest moment that can be restored is ${age(backup.age_seconds)} old`}
+          {backup.upload_bytes !== null &&
+            `; ${bytes(backup.uploaded_bytes ?? 0)} of ${bytes(backup.upload_bytes)} are uploaded`}
+          .
+        </p>
+      )}
+      {backup?.error && backup.failing_since_ms && (
+        <p role="alert">
+          It has failed since {moment(backup.failing_since_ms)}: {backup.error}
+        </p>
+      )}
+      {backup && (
+        <Figures
+          figures={[
+            ["restore points", count(metrics.value("mqcore_backup_restore_points_total"))],
+            ["uploaded", bytes(metrics.value("mqcore_backup_uploaded_bytes_total"))],
+            ["failed attempts", count(metrics.value("mqcore_backup_failures_total"))],
           ]}
         />
       )}

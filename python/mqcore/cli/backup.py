@@ -78,20 +78,25 @@ def backup(
     type=click.DateTime(["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d"]),
     help="With a URL that ends with /: the newest backup of this time or before. Local time without a time zone.",
 )
-@click.option(
-    "--data-dir", metavar="DIR", type=click.Path(path_type=Path), required=True, help="Data directory to create."
-)
+@click.option("--data-dir", metavar="DIR", type=click.Path(path_type=Path), help="Data directory to create.")
+@click.option("--list", "only_list", is_flag=True, help="With a URL that ends with /: print which moments there are.")
 @options.as_json
-def restore(source: str, as_of: datetime | None, data_dir: Path, as_json: bool) -> int:
+def restore(source: str, as_of: datetime | None, data_dir: Path | None, only_list: bool, as_json: bool) -> int:
     """Create the data directory DIR from the backup FROM, verify it, and print a summary.
 
-    FROM may also be a URL of object storage. If it ends with /, the newest backup there is restored.
+    FROM may also be a URL of object storage. If it ends with /, the newest backup or restore point there is restored.
 
     If the broker's files were damaged when the backup was made, the command restores everything readable and exits
     with code 6.
     """
     from mqcore.backup import restore as restore_backup
 
+    if only_list:
+        if data_dir is not None or as_of is not None:
+            raise click.UsageError("--list restores nothing: leave --data-dir and --as-of away")
+        return _list(source, as_json=as_json)
+    if data_dir is None:
+        raise click.UsageError("--data-dir DIR is missing: the directory to create")
     with output.growing("restore", in_bytes=True) as show:
         done = restore_backup(source, data_dir, as_of=as_of, progress=show)
     content = {
@@ -109,3 +114,25 @@ def restore(source: str, as_of: datetime | None, data_dir: Path, as_json: bool) 
         if finding.is_damage:
             output.talk(f"{finding.journal}: {finding.text}")
     return ExitCode.DAMAGED if done.is_damaged else ExitCode.DONE
+
+
+def _list(url: str, *, as_json: bool) -> int:
+    """Print which moments can be restored."""
+    from mqcore.backup import moments
+
+    found = moments(url)
+    lines = [f"backup of {time:%Y-%m-%d %H:%M:%S} UTC" for time in found.backups]
+    if found.oldest is not None and found.newest is not None:
+        lines.append(
+            f"{found.restore_points} restore points from {found.oldest:%Y-%m-%d %H:%M:%S} "
+            f"to {found.newest:%Y-%m-%d %H:%M:%S} UTC; the newest has {found.bytes} bytes"
+        )
+    content = {
+        "backups": [time.isoformat(timespec="milliseconds") for time in found.backups],
+        "restore_points": found.restore_points,
+        "oldest": None if found.oldest is None else found.oldest.isoformat(timespec="milliseconds"),
+        "newest": None if found.newest is None else found.newest.isoformat(timespec="milliseconds"),
+        "bytes": found.bytes,
+    }
+    output.done("mqcore.restore.moments/1", "\n".join(lines) or f"no backups at {url}", content, as_json=as_json)
+    return ExitCode.DONE if lines else ExitCode.NOT_FOUND

@@ -83,6 +83,17 @@ class BrokerConfig:
     """Time after which small files on object storage are merged even if there are few. Default 15 minutes."""
     archive_snapshot_max_age: Duration = 86_400.0
     """How long snapshots of the tables on object storage stay available to readers. Default 1 day."""
+    backup_url: str | None = None
+    """Object storage for the continuous backup, below this URL: ``s3://``, ``s3a://``, ``gs://``, ``az://``,
+    ``abfss://`` or ``file:///``. ``mqcore restore URL/`` restores any moment of it. Each broker needs its own prefix.
+    Default none."""
+    backup_options: tuple[str, ...] = ()
+    """Settings of this object store as ``name=value``, as for `archive_options`. Default none."""
+    backup_interval: Duration = 10.0
+    """Time between two restore points, at least 1 s: a lost machine loses what it confirmed in this time. Default
+    10 s."""
+    backup_keep: Duration = timedelta(days=7)
+    """How far back moments can be restored. Default 7 days."""
     otel: bool = False
     """Whether the broker exports spans, metrics and log records with OpenTelemetry. Needs ``pip install mqcore[otel]``.
     The variables ``OTEL_*`` say where to. Default no."""

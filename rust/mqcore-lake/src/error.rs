@@ -9,7 +9,7 @@ use mqcore_archive::reading::ReadError;
 #[non_exhaustive]
 pub enum LakeError {
     /// The URL, or a setting that belongs to it, is invalid.
-    #[error("invalid archive URL {url:?}: {why}")]
+    #[error("invalid URL {url:?}: {why}")]
     Url {
         /// The URL.
         url: String,
@@ -84,6 +84,29 @@ pub enum LakeError {
         /// Number below which all notes are in a table.
         archived: u64,
     },
+    /// A restore point of a continuous backup cannot be encoded or decoded.
+    #[error("restore point {number}: {why}")]
+    RestorePoint {
+        /// Its number.
+        number: u64,
+        /// Reason.
+        why: String,
+    },
+    /// A restore point of this number was made meanwhile. Try again.
+    #[error("restore point {number} exists already; trying again")]
+    RestorePointExists {
+        /// Its number.
+        number: u64,
+    },
+    /// Another process adds restore points at the same place.
+    #[error(
+        "another broker has taken over the backup {url}, for example one that was restored from it; \
+         this broker makes no more restore points until it is restarted. Use another prefix for each broker"
+    )]
+    TakenOver {
+        /// The backup's URL.
+        url: String,
+    },
     /// Someone else has committed to the table. Open the archive again.
     #[error("another commit to the table {table} came first")]
     Conflict {
@@ -113,6 +136,11 @@ pub enum LakeError {
 }
 
 impl LakeError {
+    /// Returns the error of a restore point that cannot be encoded.
+    pub(crate) fn restore_point(number: u64, error: impl std::fmt::Display) -> Self {
+        Self::RestorePoint { number, why: error.to_string() }
+    }
+
     /// Returns a function that adds the operation and the path to an error of the store.
     pub(crate) fn store(doing: &'static str, path: &str) -> impl FnOnce(object_store::Error) -> Self {
         let path = path.to_owned();

@@ -1,4 +1,4 @@
-//! The archive as Apache Iceberg tables on object storage.
+//! Object storage: the archive as Apache Iceberg tables, and backups.
 //!
 //! The broker uploads the history of messages as Parquet files, and commits them to two Iceberg tables, `messages` and
 //! `steps`, which Spark, DuckDB, PyIceberg and others read directly. Each table stores in the same commit how far it
@@ -19,10 +19,12 @@
 //! | `metadata` | manifests and manifest lists, in memory |
 //! | `schema` | columns, partitions and sort order in Iceberg's terms |
 //! | [`reading`] | the archive for readers |
+//! | [`backup`] | continuous backups: restore points of a data directory |
 //! | [`store`] | objects below one URL |
 //! | [`transfer`] | whole files as objects, for backups |
 //! | [`error`] | errors of this crate |
 
+pub mod backup;
 mod catalog;
 mod change;
 mod compaction;

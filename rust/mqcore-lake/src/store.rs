@@ -1,6 +1,7 @@
 //! The object store of an archive: names below one URL, and the few operations that the archive needs.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -164,6 +165,18 @@ impl Store {
         }
     }
 
+    /// Reads some bytes of an object. `None`: there is none of this name.
+    ///
+    /// # Errors
+    /// [`LakeError::Store`].
+    pub async fn get_range(&self, name: &str, range: Range<u64>) -> Result<Option<Bytes>, LakeError> {
+        match self.objects.get_range(&self.path(name)?, range).await {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(LakeError::store("reading", name)(error)),
+        }
+    }
+
     /// Whether there is an object of this name.
     ///
     /// # Errors
@@ -216,6 +229,17 @@ impl Store {
             Found { name: name.strip_prefix(root).unwrap_or(name).to_owned(), bytes: meta.size }
         });
         found.try_collect().await.map_err(LakeError::store("listing", directory))
+    }
+
+    /// Lists the names of the objects directly below the URL, which contain no slash.
+    ///
+    /// # Errors
+    /// [`LakeError::Store`].
+    pub async fn list_directly(&self) -> Result<Vec<String>, LakeError> {
+        let root = Some(&self.root).filter(|root| !root.as_ref().is_empty());
+        let found = self.objects.list_with_delimiter(root).await;
+        let found = found.map_err(LakeError::store("listing", &self.url))?.objects;
+        Ok(found.iter().filter_map(|meta| meta.location.filename()).map(str::to_owned).collect())
     }
 
     /// Checks that the store never overwrites an object that [`Self::create`] names.

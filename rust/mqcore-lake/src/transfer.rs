@@ -29,6 +29,9 @@ pub enum TransferError {
     /// An object of this name exists.
     #[error("the object {0} exists; choose a new name")]
     Exists(String),
+    /// An object does not have the content that was stored.
+    #[error("the object {0} is damaged")]
+    Damaged(String),
     /// The caller has stopped it.
     #[error("stopped")]
     Stopped,

@@ -1,6 +1,7 @@
 //! Converts the dataclasses of `mqcore.config` to the server's configuration. The dataclasses check their fields and
 //! convert durations to seconds; this module checks the rest, such as addresses.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +16,7 @@ use mqcore_broker::model::options::{
 use mqcore_broker::model::router::RouterDefinition;
 use mqcore_broker::model::topic::TopicLimits;
 use mqcore_replication::storage::DataFiles;
+use mqcore_server::config::backup::BackupConfig;
 use mqcore_server::config::history::{ArchiveConfig, HistoryConfig, ObjectArchiveConfig};
 use mqcore_server::config::mask::MaskConfig;
 use mqcore_server::config::{
@@ -97,6 +99,7 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
         declarations: declarations(config)?,
         node: node(config)?,
         history: history(config)?,
+        backup: continuous_backup(config)?,
         mask: MaskConfig::new(
             &field::<Vec<String>>(config, "mask_fields")?,
             &field::<Vec<String>>(config, "mask_bodies")?,
@@ -225,10 +228,7 @@ fn history(config: &Bound<'_, PyAny>) -> PyResult<Option<HistoryConfig>> {
 fn object_archive(config: &Bound<'_, PyAny>) -> PyResult<Option<ObjectArchiveConfig>> {
     let Some(url) = field::<Option<String>>(config, "archive_url")? else { return Ok(None) };
     Ok(Some(ObjectArchiveConfig {
-        options: field::<Vec<String>>(config, "archive_options")?
-            .iter()
-            .map(|option| store_option(option))
-            .collect::<PyResult<_>>()?,
+        options: store_options(config, "archive_options")?,
         buckets: field(config, "archive_partitions")?,
         file_bytes: field(config, "archive_file_bytes")?,
         compact_after: duration(config, "archive_compact_after")?,
@@ -237,11 +237,31 @@ fn object_archive(config: &Bound<'_, PyAny>) -> PyResult<Option<ObjectArchiveCon
     }))
 }
 
+/// The continuous backup, if there is a URL.
+fn continuous_backup(config: &Bound<'_, PyAny>) -> PyResult<Option<BackupConfig>> {
+    let Some(url) = field::<Option<String>>(config, "backup_url")? else { return Ok(None) };
+    Ok(Some(BackupConfig {
+        options: store_options(config, "backup_options")?,
+        interval: duration(config, "backup_interval")?,
+        keep: duration(config, "backup_keep")?,
+        url,
+    }))
+}
+
+/// The settings of an object store, each `name=value`.
+fn store_options(config: &Bound<'_, PyAny>, setting: &str) -> PyResult<BTreeMap<String, String>> {
+    field::<Vec<String>>(config, setting)?.iter().map(|option| named_option(setting, option)).collect()
+}
+
 /// A setting of the object store, `name=value`.
 pub(crate) fn store_option(option: &str) -> PyResult<(String, String)> {
+    named_option("archive_options", option)
+}
+
+fn named_option(setting: &str, option: &str) -> PyResult<(String, String)> {
     let (name, value) = option.split_once('=').ok_or_else(|| {
         error::ConfigError::new_err(format!(
-            "invalid archive_options {option:?}: write name=value, such as aws_region=eu-central-1"
+            "invalid {setting} {option:?}: write name=value, such as aws_region=eu-central-1"
         ))
     })?;
     Ok((name.trim().to_owned(), value.trim().to_owned()))

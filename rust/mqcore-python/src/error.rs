@@ -55,9 +55,7 @@ pub(crate) fn wire(error: &WireError) -> PyErr {
 pub(crate) fn start(error: &StartError) -> PyErr {
     match error {
         StartError::Config(broken) => config(broken),
-        StartError::NotLoopback { .. } | StartError::Tls(_) | StartError::Authority(_) => {
-            ConfigError::new_err(error.to_string())
-        }
+        _ if error.is_invalid_setting() => ConfigError::new_err(error.to_string()),
         StartError::Bind { .. } => ListenFailed::new_err(error.to_string()),
         StartError::Data(broken) => data_dir(broken),
         _ => MqcoreError::new_err(error.to_string()),

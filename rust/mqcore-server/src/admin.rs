@@ -410,10 +410,12 @@ async fn readyz(State(admin): State<Admin>) -> Response {
             let queues = waiting.iter().take(WAITING_SHOWN_MAX).map(overview::describe_without_handler);
             // So is a broker whose history stays in its journals.
             let lag = admin.hub.counters.archive.lag(admin.hub.clock.now()).filter(|lag| lag.is_lagging);
+            let backup = admin.hub.counters.backup.lag(admin.hub.clock.now()).filter(|lag| lag.is_lagging);
             let answer = ReadyAnswer {
                 status: "ready",
                 queues_without_handler: queues.collect(),
                 archive: lag.as_ref().map(overview::describe_archive),
+                backup: backup.as_ref().map(overview::describe_backup),
             };
             Json(answer).into_response()
         }

@@ -1,6 +1,7 @@
 //! Configuration of a server. Each limit has a name, a unit and a default.
 
 pub mod address;
+pub mod backup;
 pub(crate) mod error;
 pub mod history;
 mod listener;
@@ -30,6 +31,7 @@ pub use crate::runtime::clock::{ClockConfig, MANUAL_START_MS};
 pub use crate::shard::count::SHARDS_MAX;
 
 use crate::authority::config::AuthorityConfig;
+use crate::config::backup::BackupConfig;
 use crate::config::history::HistoryConfig;
 use crate::config::mask::MaskConfig;
 use crate::net::guard::Limit;
@@ -155,6 +157,8 @@ pub struct Config {
     pub node: Option<NodeConfig>,
     /// Whether and how the broker records what happens to each message. Needs a data directory. Default no.
     pub history: Option<HistoryConfig>,
+    /// Restore points on object storage. Needs a data directory. Default none.
+    pub backup: Option<BackupConfig>,
     /// Rules that hide parts of messages from the admin side. Default none.
     pub mask: MaskConfig,
     /// The destination of spans of traced messages. Default none: the broker makes no spans.
@@ -210,6 +214,7 @@ impl Default for Config {
             authority: AuthorityConfig::default(),
             node: None,
             history: None,
+            backup: None,
             mask: MaskConfig::default(),
             spans: None,
         }
@@ -311,6 +316,9 @@ impl Config {
         if self.history.is_some() && self.data_dir.is_none() {
             return Err(ConfigError::HistoryNowhere);
         }
+        if let Some(backup) = &self.backup {
+            self.check_backup(backup)?;
+        }
         if self.limits.frame_bytes_max < 1024 {
             let value = self.limits.frame_bytes_max;
             return Err(ConfigError::OutOfRange {
@@ -318,6 +326,19 @@ impl Config {
                 value,
                 why: "at least 1024 bytes",
             });
+        }
+        Ok(())
+    }
+
+    fn check_backup(&self, backup: &BackupConfig) -> Result<(), ConfigError> {
+        if self.data_dir.is_none() {
+            return Err(ConfigError::BackupNowhere);
+        }
+        for (name, value) in [("backup_interval", backup.interval), ("backup_keep", backup.keep)] {
+            if value < Duration::from_secs(1) {
+                let value = u64::try_from(value.as_millis()).unwrap_or(u64::MAX);
+                return Err(ConfigError::OutOfRange { name, value, why: "at least 1000 ms" });
+            }
         }
         Ok(())
     }
@@ -337,6 +358,13 @@ mod tests {
         assert!(matches!(broken.check(), Err(ConfigError::OutOfRange { name: "frame_bytes_max", .. })));
         let broken = Config { history: Some(HistoryConfig::default()), ..Config::default() };
         assert_eq!(broken.check(), Err(ConfigError::HistoryNowhere));
+        let backup = BackupConfig::new("s3://bucket/backup");
+        let broken = Config { backup: Some(backup.clone()), ..Config::default() };
+        assert_eq!(broken.check(), Err(ConfigError::BackupNowhere));
+        assert_eq!(Config { data_dir: Some("data".into()), ..broken }.check(), Ok(()));
+        let backup = BackupConfig { interval: Duration::from_millis(999), ..backup };
+        let broken = Config { backup: Some(backup), data_dir: Some("data".into()), ..Config::default() };
+        assert!(matches!(broken.check(), Err(ConfigError::OutOfRange { name: "backup_interval", .. })));
         let listeners = vec!["throttr://127.0.0.1?persist=on".parse().unwrap()];
         let broken = Config { listeners, ..Config::default() };
         assert_eq!(broken.check(), Err(ConfigError::LimitsNowhere));

@@ -40,7 +40,7 @@ use crate::schedules::{EndScheduleError, EntryId, ScheduleList};
 use crate::shard::inbox::Urgent;
 use crate::stats::failures::RequestFailure;
 use crate::stats::{metrics, snapshot};
-use crate::storage::backup::{Backup, BackupError};
+use crate::storage::backup::{Backup, BackupError, BackupKind};
 
 pub use self::error::StartError;
 pub use crate::net::tls::{ListenerCertificate, ReloadError};
@@ -298,7 +298,7 @@ impl Server {
     /// [`BackupError`]; the data directory is unchanged.
     pub async fn backup(&self) -> Result<Backup, BackupError> {
         let hub = Arc::clone(&self.inner.hub);
-        match tokio::task::spawn_blocking(move || hub.backups.pause_writers()).await {
+        match tokio::task::spawn_blocking(move || hub.backups.pause_writers(BackupKind::Requested)).await {
             Ok(backup) => backup,
             Err(_) => Err(BackupError::Stopping),
         }

@@ -14,6 +14,7 @@
 //! | `object_archive` | the archive on object storage, as that thread uses it |
 //! | `archive_location` | where the archive of a data directory is |
 //! | [`backup`] | a consistent copy while the broker runs |
+//! | `continuous_backup` | the thread that makes restore points on object storage |
 //! | [`archive`] | that copy as a tar stream |
 //! | [`history`] | events of messages, read while a broker runs |
 //! | [`inspection`] | queues and messages of a stopped broker |
@@ -36,6 +37,7 @@ pub mod object_files;
 pub(crate) mod archive_location;
 pub(crate) mod archiver;
 pub(crate) mod body_reader;
+pub(crate) mod continuous_backup;
 pub(crate) mod journal_batch;
 mod journal_thread;
 pub(crate) mod journal_writer;

@@ -14,7 +14,7 @@ use crate::admin::answers::ErrorAnswer;
 use crate::admin::pieces::{PIECES, Pieces, REQUEST_HEADER, deliver};
 use crate::admin::request::{Admin, Caller, error, may_read_everything};
 use crate::storage::archive::BackupStream;
-use crate::storage::backup::BackupError;
+use crate::storage::backup::{BackupError, BackupKind};
 
 /// Bytes read and sent at a time.
 const PIECE: usize = 256 * 1024;
@@ -46,11 +46,12 @@ pub(crate) async fn download(
         return error(StatusCode::BAD_REQUEST, "bad-request", message);
     }
     let hub = admin.hub.clone();
-    let backup = match tokio::task::spawn_blocking(move || hub.backups.pause_writers()).await {
-        Ok(Ok(backup)) => backup,
-        Ok(Err(refused)) => return refuse(&refused),
-        Err(_) => return refuse(&BackupError::Stopping),
-    };
+    let backup =
+        match tokio::task::spawn_blocking(move || hub.backups.pause_writers(BackupKind::Requested)).await {
+            Ok(Ok(backup)) => backup,
+            Ok(Err(refused)) => return refuse(&refused),
+            Err(_) => return refuse(&BackupError::Stopping),
+        };
     let archive = BackupStream::new(backup);
     let total = archive.file_bytes();
     let (sender, receiver) = mpsc::channel(PIECES);

@@ -26,7 +26,7 @@ use crate::admin::backup::refuse as refuse_backup;
 use crate::admin::pieces::{PIECES, Pieces, REQUEST_HEADER, deliver};
 use crate::admin::request::{Admin, Caller, error, may_read_everything};
 use crate::stats::snapshot;
-use crate::storage::backup::BackupError;
+use crate::storage::backup::{BackupError, BackupKind};
 use crate::storage::history::{Batches, Division, HistoryDir, HistoryError, HistoryRequest, Piece};
 
 /// Maximum ranges in one query: far more than there are shards.
@@ -106,7 +106,7 @@ pub(crate) async fn settle(admin: &Admin) -> Result<(), Response> {
     snapshot::waiting_for_handlers(&admin.hub).await;
     for _ in 0..ROUNDS {
         let hub = Arc::clone(&admin.hub);
-        match tokio::task::spawn_blocking(move || hub.backups.pause_writers()).await {
+        match tokio::task::spawn_blocking(move || hub.backups.pause_writers(BackupKind::Requested)).await {
             Ok(Ok(_at_once_let_go)) => {}
             Ok(Err(refused)) => return Err(refuse_backup(&refused)),
             Err(_) => return Err(refuse_backup(&BackupError::Stopping)),

@@ -81,10 +81,11 @@ const COMMON: [(&str, &str); 5] = [
 ];
 
 /// Members of answers that are missing if they have no value. All others are always present, if need be as null.
-const OMITTED: [(&str, &str); 6] = [
+const OMITTED: [(&str, &str); 7] = [
     ("ContentAnswer", "body"),
     ("ContentAnswer", "body_base64"),
     ("ReadyAnswer", "archive"),
+    ("ReadyAnswer", "backup"),
     ("ReadyAnswer", "queues_without_handler"),
     ("TickAnswer", "queue"),
     ("TickAnswer", "queues"),

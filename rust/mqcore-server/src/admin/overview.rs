@@ -24,6 +24,7 @@ use crate::net::tls::ListenerCertificate;
 use crate::stats::counters::ArchiveLag;
 use crate::stats::failures::RequestFailure;
 use crate::stats::snapshot;
+use crate::stats::tasks::BackupLag;
 use crate::storage::loss::Loss;
 
 /// Asks no shard, so it answers even while shards are stuck.
@@ -90,6 +91,8 @@ pub(crate) struct OverviewAnswer {
     queues_without_handler: Vec<QueueWithoutHandler>,
     /// Null if the broker archives nothing.
     archive: Option<ArchiveAnswer>,
+    /// Null if the broker makes no restore points.
+    backup: Option<BackupAnswer>,
     listeners: Vec<ListenerAnswer>,
     certificates: Vec<CertificateAnswer>,
     nodes: Vec<NodeAnswer>,
@@ -143,6 +146,28 @@ pub(crate) struct ReadyAnswer {
     /// The archive, while it lags behind the journals.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) archive: Option<ArchiveAnswer>,
+    /// The continuous backup, while it fails or is late.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) backup: Option<BackupAnswer>,
+}
+
+/// The continuous backup.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct BackupAnswer {
+    /// `up-to-date`, `lagging` or `failing`.
+    state: &'static str,
+    /// The latest moment that can be restored, in Unix milliseconds; null if there is none since the start.
+    latest_ms: Option<u64>,
+    /// Time since then, or since the start.
+    age_seconds: f64,
+    /// Bytes of the current upload that are done; null if there is none.
+    uploaded_bytes: Option<u64>,
+    /// Bytes of the current upload; null if there is none.
+    upload_bytes: Option<u64>,
+    /// The error of the last attempt; null unless it fails.
+    error: Option<String>,
+    /// Since when all attempts have failed, in Unix milliseconds; null unless it fails.
+    failing_since_ms: Option<u64>,
 }
 
 /// How far the archive is behind the journals.
@@ -361,6 +386,7 @@ fn describe(admin: &Admin, mut snapshot: ShardStats, limit: usize) -> OverviewAn
         losses: losses.iter().map(describe_loss).collect(),
         queues_without_handler: without_handler.map(describe_without_handler).collect(),
         archive: archive.as_ref().map(describe_archive),
+        backup: admin.hub.counters.backup.lag(admin.hub.clock.now()).as_ref().map(describe_backup),
         listeners: admin.listeners.iter().map(describe_listener).collect(),
         certificates: admin.hub.tls.certificates().into_iter().map(describe_certificate).collect(),
         nodes: snapshot.nodes.iter().map(describe_node).collect(),
@@ -431,6 +457,23 @@ pub(super) fn describe_archive(lag: &ArchiveLag) -> ArchiveAnswer {
         state,
         pending_notes: lag.pending_notes,
         waiting_seconds: lag.waiting_ms as f64 / 1000.0,
+        error: lag.failure.as_ref().map(|failure| failure.error.clone()),
+        failing_since_ms: lag.failure.as_ref().map(|failure| failure.since.0),
+    }
+}
+
+pub(super) fn describe_backup(lag: &BackupLag) -> BackupAnswer {
+    let state = match lag {
+        BackupLag { failure: Some(_), .. } => "failing",
+        BackupLag { is_lagging: true, .. } => "lagging",
+        _ => "up-to-date",
+    };
+    BackupAnswer {
+        state,
+        latest_ms: lag.stored_ms,
+        age_seconds: lag.age_ms as f64 / 1000.0,
+        uploaded_bytes: lag.upload.map(|(done, _)| done),
+        upload_bytes: lag.upload.map(|(_, total)| total),
         error: lag.failure.as_ref().map(|failure| failure.error.clone()),
         failing_since_ms: lag.failure.as_ref().map(|failure| failure.since.0),
     }

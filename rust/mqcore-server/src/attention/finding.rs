@@ -52,6 +52,8 @@ pub(crate) enum FindingKind {
     ClockJump,
     /// The archive of the history is behind.
     ArchiveLag,
+    /// The continuous backup fails or is late.
+    BackupLag,
     /// A certificate expires soon.
     CertificateExpiry,
     /// A node of the cluster is not connected.
@@ -71,7 +73,7 @@ pub(crate) enum FindingKind {
 }
 
 impl FindingKind {
-    pub(crate) const ALL: [Self; 21] = [
+    pub(crate) const ALL: [Self; 22] = [
         Self::RecordsLost,
         Self::DiskFull,
         Self::BlockedHandler,
@@ -85,6 +87,7 @@ impl FindingKind {
         Self::NodeDown,
         Self::ClockJump,
         Self::ArchiveLag,
+        Self::BackupLag,
         Self::CertificateExpiry,
         Self::ClusterNodeDown,
         Self::ClusterNodeFailing,
@@ -111,6 +114,7 @@ impl FindingKind {
             Self::NodeDown => "node-down",
             Self::ClockJump => "clock-jump",
             Self::ArchiveLag => "archive-lag",
+            Self::BackupLag => "backup-lag",
             Self::CertificateExpiry => "certificate-expiry",
             Self::ClusterNodeDown => "cluster-node-down",
             Self::ClusterNodeFailing => "cluster-node-failing",

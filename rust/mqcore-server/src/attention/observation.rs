@@ -12,6 +12,7 @@ use crate::handler::HandlerLoad;
 use crate::hub::Hub;
 use crate::net::tls::ListenerCertificate;
 use crate::stats::counters::ArchiveLag;
+use crate::stats::tasks::BackupLag;
 use crate::storage::loss::Loss;
 
 /// The state at one moment.
@@ -33,6 +34,7 @@ pub(super) struct Observation {
     pub(super) publish_rejected: u64,
     pub(super) connect_rejected: u64,
     pub(super) archive: Option<ArchiveLag>,
+    pub(super) backup: Option<BackupLag>,
     pub(super) certificates: Vec<ListenerCertificate>,
 }
 
@@ -76,6 +78,7 @@ impl Observation {
             publish_rejected: limits.publish_refused.get(),
             connect_rejected: limits.connect_refused.get(),
             archive: hub.counters.archive.lag(now),
+            backup: hub.counters.backup.lag(now),
             certificates: hub.tls.certificates(),
         }
     }

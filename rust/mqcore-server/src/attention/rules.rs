@@ -14,6 +14,7 @@ use crate::attention::observation::{DiskSpace, Observation};
 use crate::attention::rates::{QueueTrack, QueueTracks};
 use crate::attention::text::{counted, grouped, size, span};
 use crate::stats::counters::ArchiveLag;
+use crate::stats::tasks::BackupLag;
 
 /// Dead-lettered messages within the last minute that are reported.
 const DEAD_LETTERS_MIN: u64 = 10;
@@ -74,6 +75,7 @@ pub(super) fn examine(seen: &Observation, tracks: &QueueTracks, previous: &mut P
     }));
     found.extend(clock_jump(seen.clock_offset_ms, previous));
     found.extend(seen.archive.as_ref().filter(|lag| lag.is_lagging).map(archive_lag));
+    found.extend(seen.backup.as_ref().filter(|lag| lag.is_lagging).map(backup_lag));
     found.extend(certificates(seen));
     found.extend(seen.cluster.iter().flat_map(|status| cluster::examine(status)));
     found
@@ -96,6 +98,33 @@ fn archive_lag(lag: &ArchiveLag) -> Finding {
         kind: FindingKind::ArchiveLag,
         severity: Severity::Warning,
         subject: "archive".into(),
+        cause,
+        remedy: remedy.into(),
+    }
+}
+
+fn backup_lag(lag: &BackupLag) -> Finding {
+    let latest = match lag.stored_ms {
+        Some(_) => format!("the latest restore point is {} old", span(lag.age_ms)),
+        None => format!("there is no restore point since the start, {} ago", span(lag.age_ms)),
+    };
+    let (cause, remedy) = match (&lag.failure, lag.upload) {
+        (Some(failure), _) => (
+            format!("the continuous backup fails: {}; {latest}", failure.error),
+            "repair what the error names; the broker tries again every five seconds",
+        ),
+        (None, Some((done, total))) => (
+            format!("{latest}; {} of {} are uploaded", size(done), size(total)),
+            "wait, or give the broker a faster way to the object store",
+        ),
+        (None, None) => {
+            (latest, "the data directory or the object store is slow; the log may name the cause")
+        }
+    };
+    Finding {
+        kind: FindingKind::BackupLag,
+        severity: Severity::Warning,
+        subject: "continuous backup".into(),
         cause,
         remedy: remedy.into(),
     }

@@ -59,6 +59,11 @@ pub enum ConfigError {
     /// History is on, but there is no data directory to write it to.
     #[error("history is kept in the data directory, and there is none: set data_dir, or leave history off")]
     HistoryNowhere,
+    /// There is a URL for backups, but nothing to back up.
+    #[error(
+        "there is nothing to back up, because the broker has no data directory: set data_dir, or remove backup_url"
+    )]
+    BackupNowhere,
     /// The dead-letter queue of all queues does not exist.
     #[error(
         "dead-letter queue {queue} does not exist; create it first, or let the broker create missing queues"

@@ -209,7 +209,8 @@ impl ScheduleThread {
     /// then, a run settled here is in its shard's files; any other is sent again by a broker that starts on the copy.
     fn wait_at_barrier(&mut self) {
         let Some((writer, barrier)) = self.hub.backups.take_beside(SideJournal::Schedules) else { return };
-        let Some(snapshot) = self.rounds.keeper_mut().snapshot() else { return };
+        let is_pinned = self.pin.strong_count() > 0;
+        let Some(snapshot) = self.rounds.keeper_mut().snapshot(is_pinned) else { return };
         self.pin = barrier.pin();
         barrier.arrive(writer, snapshot.map_err(|error| error.to_string()));
     }

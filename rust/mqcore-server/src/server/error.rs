@@ -42,9 +42,9 @@ pub enum StartError {
         /// The error of the system.
         source: io::Error,
     },
-    /// The URL of the archive, or one of its options, is invalid.
+    /// The URL of the archive or of the backup, or one of its options, is invalid.
     #[error(transparent)]
-    Archive {
+    ObjectStore {
         /// Reason.
         source: LakeError,
     },
@@ -56,4 +56,19 @@ pub enum StartError {
         /// The error of the system.
         source: io::Error,
     },
+}
+
+impl StartError {
+    /// Whether a setting is invalid, so that a start with the same settings fails again.
+    #[must_use]
+    pub fn is_invalid_setting(&self) -> bool {
+        matches!(
+            self,
+            Self::Config(_)
+                | Self::NotLoopback { .. }
+                | Self::Tls(_)
+                | Self::Authority(_)
+                | Self::ObjectStore { source: LakeError::Url { .. } }
+        )
+    }
 }

@@ -60,6 +60,7 @@ use crate::stats::failures::Failures;
 use crate::stats::totals::TotalsHistory;
 use crate::storage::archiver::Archiver;
 use crate::storage::backup::{BackupDesk, Wake};
+use crate::storage::continuous_backup::{self, ContinuousBackupStartError};
 use crate::storage::data_dir::{DataDir, Opened, SideJournal, shard_name};
 use crate::storage::journal_batch::HistoryTerms;
 use crate::storage::journal_writer::JournalWriter;
@@ -172,6 +173,9 @@ impl Parts {
         }
         start_schedules(&inner.hub, keeper, directory)?;
         start_housekeeping(&config, &inner.hub, limits);
+        if let Some(backup) = &config.backup {
+            continuous_backup::start(backup, &inner.hub)?;
+        }
         Ok(inner)
     }
 
@@ -453,7 +457,7 @@ fn start_archiver(
     let objects = archive.objects.as_ref().map(|objects| {
         let names = (0..hub.shards.len()).map(shard_name);
         let journals = names.filter_map(|name| directory.identity_of(&name)).collect();
-        ObjectArchive::new(objects, directory, journals).map_err(|source| StartError::Archive { source })
+        ObjectArchive::new(objects, directory, journals).map_err(|source| StartError::ObjectStore { source })
     });
     let objects = objects.transpose()?;
     let archiver = Archiver::start(archive.clone(), hub, Arc::clone(directory), objects);
@@ -508,5 +512,14 @@ fn broker_config(
         history: config.history.as_ref().map(|history| history.options),
         spans: config.spans.is_some(),
         seed: seed.finish(),
+    }
+}
+
+impl From<ContinuousBackupStartError> for StartError {
+    fn from(error: ContinuousBackupStartError) -> Self {
+        match error {
+            ContinuousBackupStartError::Store(source) => Self::ObjectStore { source },
+            ContinuousBackupStartError::Thread(source) => Self::Thread { source },
+        }
     }
 }

@@ -1,6 +1,5 @@
 //! Counters of the server: connections, handlers, journals, history, archive, limits. The broker counts messages.
 
-use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -12,6 +11,7 @@ use mqcore_session::any::Protocol;
 
 use crate::shard::count::SHARDS_MAX;
 use crate::stats::counter::Counter;
+use crate::stats::tasks::{BackupCounters, TaskFailure, TaskState};
 use crate::storage::loss::Loss;
 
 /// Why the broker closed a connection.
@@ -222,23 +222,11 @@ impl HistoryCounters {
     }
 }
 
-/// Maximum size of an error of the archive in characters. A store may answer with a whole page.
-const ARCHIVE_ERROR_MAX: usize = 1000;
-
-/// The error with which the archive fails.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ArchiveFailure {
-    /// The error of the last attempt.
-    pub(crate) error: String,
-    /// When the first of the attempts failed that have failed since.
-    pub(crate) since: Timestamp,
-}
-
 /// How far the archive is behind the journals.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ArchiveLag {
     /// Why the last attempt failed; `None`: it did not.
-    pub(crate) failure: Option<ArchiveFailure>,
+    pub(crate) failure: Option<TaskFailure>,
     /// Notes that are not archived.
     pub(crate) pending_notes: u64,
     /// How long announced history has waited, in milliseconds.
@@ -263,8 +251,7 @@ pub(crate) struct ArchiveCounters {
     /// Files, and their bytes, that retention removed.
     pub(crate) removed_files: Counter,
     pub(crate) removed_bytes: Counter,
-    /// Why it fails; `None` while it works.
-    failure: Mutex<Option<ArchiveFailure>>,
+    pub(crate) state: TaskState,
     /// Files it has; their bytes; notes that wait for it, by shard.
     pub(crate) files: AtomicU64,
     pub(crate) file_bytes: AtomicU64,
@@ -276,27 +263,6 @@ pub(crate) struct ArchiveCounters {
 }
 
 impl ArchiveCounters {
-    /// An attempt failed.
-    pub(crate) fn failed(&self, error: &dyn Display, now: Timestamp) {
-        let mut error = error.to_string();
-        if let Some((end, _)) = error.char_indices().nth(ARCHIVE_ERROR_MAX) {
-            error.truncate(end);
-        }
-        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
-        let since = failure.as_ref().map_or(now, |failure| failure.since);
-        *failure = Some(ArchiveFailure { error, since });
-    }
-
-    /// An attempt succeeded.
-    pub(crate) fn recovered(&self) {
-        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-
-    /// Why the archive fails; `None` while it works.
-    pub(crate) fn failure(&self) -> Option<ArchiveFailure> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
     /// History was announced. Earlier history that still waits keeps its time.
     pub(crate) fn announced(&self, shard: usize, now: Timestamp) {
         // Only the archive's thread writes it.
@@ -318,7 +284,7 @@ impl ArchiveCounters {
         }
         let times = self.announced.iter().map(|announced| announced.load(Ordering::Relaxed));
         let waiting_ms = times.filter(|at| *at > 0).map(|at| now.0.saturating_sub(at)).max().unwrap_or(0);
-        let failure = self.failure();
+        let failure = self.state.failure();
         let is_lagging = failure.is_some() || waiting_ms > interval_ms;
         Some(ArchiveLag {
             failure,
@@ -337,6 +303,7 @@ pub(crate) struct Counters {
     pub(crate) journal: JournalCounters,
     pub(crate) history: HistoryCounters,
     pub(crate) archive: ArchiveCounters,
+    pub(crate) backup: BackupCounters,
     pub(crate) limits: LimitCounters,
 }
 

@@ -14,7 +14,8 @@ use crate::storage::manifest::COPIES;
 
 /// The block size of tar.
 const BLOCK: usize = 512;
-const MANIFEST: &str = "manifest.json";
+/// The last file of a backup.
+pub(super) const MANIFEST: &str = "manifest.json";
 
 /// A backup to be read once. Dropping it lets the broker remove files again.
 #[derive(Debug)]
@@ -64,8 +65,7 @@ impl BackupStream {
     }
 
     fn note(&mut self, name: &str, bytes: u64, length: u64, digest: &[u8]) {
-        let sha256: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-        self.manifest.push(json!({"name": name, "bytes": bytes, "length": length, "sha256": sha256}));
+        self.manifest.push(manifest_entry(name, (bytes, length), digest));
     }
 
     fn push_small(&mut self, name: &str, content: &[u8]) {
@@ -89,15 +89,10 @@ impl BackupStream {
             return Ok(false);
         }
         self.ended = true;
-        let manifest = json!({
-            "schema": "mqcore.backup/1",
-            "version": env!("CARGO_PKG_VERSION"),
-            "created_ms": self.backup.created_ms,
-            "shards": self.backup.shards,
-            "messages": self.backup.live,
-            "files": std::mem::take(&mut self.manifest),
-        });
-        self.push_small(MANIFEST, manifest.to_string().as_bytes());
+        let Backup { created_ms, shards, live, .. } = self.backup;
+        let files = std::mem::take(&mut self.manifest);
+        let manifest = manifest(env!("CARGO_PKG_VERSION"), created_ms, (shards, live), files);
+        self.push_small(MANIFEST, manifest.as_bytes());
         // Two empty blocks end an archive.
         self.ready.resize(self.ready.len() + 2 * BLOCK, 0);
         Ok(true)
@@ -158,6 +153,30 @@ impl Read for BackupStream {
             }
         }
     }
+}
+
+/// Describes a file in the manifest. `bytes` and `length`: as in [`BackupFile`].
+pub(super) fn manifest_entry(name: &str, (bytes, length): (u64, u64), digest: &[u8]) -> Value {
+    let sha256: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    json!({"name": name, "bytes": bytes, "length": length, "sha256": sha256})
+}
+
+/// The content of the manifest.
+pub(super) fn manifest(
+    version: &str,
+    created_ms: u64,
+    (shards, messages): (usize, Option<u64>),
+    files: Vec<Value>,
+) -> String {
+    let manifest = json!({
+        "schema": "mqcore.backup/1",
+        "version": version,
+        "created_ms": created_ms,
+        "shards": shards,
+        "messages": messages,
+        "files": files,
+    });
+    manifest.to_string()
 }
 
 fn named(file: &BackupFile, error: &io::Error) -> String {

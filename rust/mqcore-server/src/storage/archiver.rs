@@ -341,7 +341,7 @@ impl ArchiveThread {
 
     fn succeeded(&mut self) {
         if self.failed.take().is_some() {
-            self.hub.counters.archive.recovered();
+            self.hub.counters.archive.state.recovered();
             tracing::warn!("archiving works again");
         }
     }
@@ -349,7 +349,7 @@ impl ArchiveThread {
     fn gave_up(&mut self, error: &ArchiverError) {
         self.archive = None;
         self.hub.counters.archive.failures.add(1);
-        self.hub.counters.archive.failed(error, self.hub.clock.now());
+        self.hub.counters.archive.state.failed(error, self.hub.clock.now());
         if self.failed.replace(Instant::now()).is_none() {
             tracing::error!(%error, "cannot archive history; it stays in the journal, and the broker tries again");
         }

@@ -18,6 +18,7 @@ use crate::schedules::port::SchedulePort;
 use crate::storage::data_dir::{DataDir, DataDirError, SideJournal, shard_name};
 use crate::storage::inspection::StoppedDataDir;
 
+const SEGMENT: &str = ".segment";
 /// Time for all writers to meet: each finishes its current batch, and early ones wait.
 const BARRIER_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -81,11 +82,22 @@ pub struct Backup {
     _held: BackupLock,
 }
 
+/// The reader of the files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BackupKind {
+    /// A client, or a program that embeds the broker. One at a time.
+    Requested,
+    /// The thread that makes restore points. It disturbs no other backup.
+    Continuous,
+}
+
 /// A file to copy.
 #[derive(Debug, Clone)]
 pub(crate) struct BackupFile {
     /// Relative to the data directory, with `/`.
     pub(crate) name: String,
+    /// Identity of its journal; 0 for a stopped broker.
+    pub(crate) journal: u64,
     pub(crate) path: PathBuf,
     /// Bytes of the file that are valid.
     pub(crate) bytes: u64,
@@ -93,18 +105,29 @@ pub(crate) struct BackupFile {
     pub(crate) length: u64,
 }
 
+impl BackupFile {
+    /// Whether its valid bytes never change.
+    pub(crate) fn is_segment(&self) -> bool {
+        self.name.ends_with(SEGMENT)
+    }
+}
+
 /// Locks that last as long as the backup.
 #[derive(Debug)]
 enum BackupLock {
-    /// Prevents removals, and another broker on the directory if this one stops.
-    Running { _pin: Arc<Pin>, _directory: Arc<DataDir> },
+    /// Prevents removals, another requested backup, and another broker on the directory if this one stops.
+    Running { _pin: Arc<Pin>, _request: Option<Arc<Request>>, _directory: Arc<DataDir> },
     /// Prevents any broker on the directory.
     Stopped { _directory: StoppedDataDir },
 }
 
-/// While a pin is held, journals remove no files.
+/// While a pin is held, journals remove no files. Backups at the same time share it.
 #[derive(Debug)]
 pub(crate) struct Pin;
+
+/// While it is held, there is a backup that someone has requested.
+#[derive(Debug)]
+struct Request;
 
 impl Backup {
     /// The files of a directory that no broker uses.
@@ -142,10 +165,10 @@ fn add_segments(path: &Path, journal: &str, files: &mut Vec<BackupFile>) -> Resu
     for entry in std::fs::read_dir(&folder).map_err(io)? {
         let entry = entry.map_err(io)?;
         let Ok(name) = entry.file_name().into_string() else { continue };
-        if name.ends_with(".segment") || name == CATALOG {
+        if name.ends_with(SEGMENT) || name == CATALOG {
             let bytes = entry.metadata().map_err(io)?.len();
             let name = format!("{journal}/{name}");
-            files.push(BackupFile { name, path: entry.path(), bytes, length: bytes });
+            files.push(BackupFile { name, journal: 0, path: entry.path(), bytes, length: bytes });
         }
     }
     Ok(())
@@ -176,8 +199,14 @@ pub(crate) struct BackupDesk {
     kept: bool,
     /// The server's lock on the directory belongs to the writers, so that it ends with them.
     directory: Weak<DataDir>,
-    /// The pin of the current backup.
-    current: Mutex<Weak<Pin>>,
+    current: Mutex<Current>,
+}
+
+/// The backups of this moment. The lock is held while writers meet, so that only one barrier is open.
+#[derive(Debug, Default)]
+struct Current {
+    pin: Weak<Pin>,
+    request: Weak<Request>,
 }
 
 /// The writer of a side journal.
@@ -215,7 +244,7 @@ impl BackupDesk {
             beside,
             kept: directory.is_some(),
             directory: directory.map_or_else(Weak::new, Arc::downgrade),
-            current: Mutex::new(Weak::new()),
+            current: Mutex::default(),
         }
     }
 
@@ -249,8 +278,8 @@ impl BackupDesk {
         }
     }
 
-    /// Lets all writers pause at a barrier, and lists their files. Blocks for 5 s at most.
-    pub(crate) fn pause_writers(&self) -> Result<Backup, BackupError> {
+    /// Lets all writers pause at a barrier, and lists their files. Blocks for 5 s, or 10 s if two backups begin at once.
+    pub(crate) fn pause_writers(&self, kind: BackupKind) -> Result<Backup, BackupError> {
         if !self.kept {
             return Err(BackupError::NothingKept);
         }
@@ -260,14 +289,17 @@ impl BackupDesk {
                 return Err(BackupError::Side { journal: *journal, why });
             }
         }
-        let pin = Arc::new(Pin);
-        {
-            let mut current = lock(&self.current);
-            if current.upgrade().is_some() {
-                return Err(BackupError::Busy);
-            }
-            *current = Arc::downgrade(&pin);
+        let mut current = lock(&self.current);
+        let request = match kind {
+            BackupKind::Requested if current.request.upgrade().is_some() => return Err(BackupError::Busy),
+            BackupKind::Requested => Some(Arc::new(Request)),
+            BackupKind::Continuous => None,
+        };
+        if let Some(request) = &request {
+            current.request = Arc::downgrade(request);
         }
+        let pin = current.pin.upgrade().unwrap_or_else(|| Arc::new(Pin));
+        current.pin = Arc::downgrade(&pin);
         let barrier = Arc::new(WriterBarrier::new(self.asked.len(), &pin));
         for slot in &self.asked {
             *lock(slot) = Some(Arc::clone(&barrier));
@@ -289,6 +321,7 @@ impl BackupDesk {
             }
             other => other,
         })?;
+        drop(current);
         let shards = self.shards;
         let live = Some(snapshots.iter().take(shards).map(|snapshot| snapshot.live).sum());
         let mut files = Vec::new();
@@ -300,15 +333,17 @@ impl BackupDesk {
                     (journal.as_str().to_owned(), directory.side(journal))
                 }
             };
+            let identity = directory.identity_of(&journal).unwrap_or_default();
             files.extend(snapshot.segments.into_iter().map(|segment| BackupFile {
                 name: format!("{journal}/{}", segment.name),
+                journal: identity,
                 path: folder.join(&segment.name),
                 bytes: segment.bytes,
                 length: segment.length,
             }));
         }
         let format = directory.manifest_of(&journals_of(&files));
-        let held = BackupLock::Running { _pin: pin, _directory: directory };
+        let held = BackupLock::Running { _pin: pin, _request: request, _directory: directory };
         Ok(Backup { files, format, shards, live, created_ms: now_ms(), _held: held })
     }
 }

@@ -374,6 +374,8 @@ impl JournalThread {
     /// Takes part in a backup, if one is requested: reports its files, and pauses until all shards have.
     fn wait_at_barrier(&mut self) {
         let Some(barrier) = self.hub.backups.take(self.shard) else { return };
+        // The files of another backup stay as they are, its catalog too.
+        self.journal.pin(self.pin.strong_count() > 0);
         let snapshot = self.journal.snapshot();
         if let Err(error) = &snapshot
             && self.journal.health() == Health::Failed

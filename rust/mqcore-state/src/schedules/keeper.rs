@@ -518,9 +518,10 @@ impl<S: Storage> Keeper<S> {
         self.store.as_ref().map(ScheduleJournal::identity)
     }
 
-    /// The saved state as files, which stay unchanged until the next housekeeping. `None`: there is no journal.
-    pub fn snapshot(&mut self) -> Option<Result<Snapshot, JournalError>> {
-        self.store.as_mut().map(ScheduleJournal::snapshot)
+    /// The saved state as files, which stay unchanged until the next housekeeping. `pinned`: so do those of earlier calls.
+    /// `None`: there is no journal.
+    pub fn snapshot(&mut self, pinned: bool) -> Option<Result<Snapshot, JournalError>> {
+        self.store.as_mut().map(|store| store.snapshot(pinned))
     }
 
     /// Reclaims space. `pinned`: no file may be removed now.

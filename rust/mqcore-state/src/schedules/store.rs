@@ -230,8 +230,9 @@ impl<S: Storage> ScheduleJournal<S> {
         Ok(())
     }
 
-    /// The saved state as files, which stay unchanged until the next housekeeping.
-    pub(crate) fn snapshot(&mut self) -> Result<Snapshot, JournalError> {
+    /// The saved state as files, which stay unchanged until the next housekeeping. `pinned`: so do those of earlier calls.
+    pub(crate) fn snapshot(&mut self, pinned: bool) -> Result<Snapshot, JournalError> {
+        self.journal.pin(pinned);
         self.journal.snapshot()
     }
 

@@ -26,6 +26,7 @@ fn quiet(at: u64) -> Observation {
         publish_rejected: 0,
         connect_rejected: 0,
         archive: None,
+        backup: None,
         certificates: Vec::new(),
     }
 }

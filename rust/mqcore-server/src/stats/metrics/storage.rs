@@ -76,7 +76,7 @@ pub(super) const METRICS: &[Metric] = &[
         samples.value(source.hub.counters.archive.removed_bytes.get())
     }),
     gauge("mqcore_archive_failing", "1 while archiving fails; /readyz has the reason.", |source, samples| {
-        samples.value(u64::from(source.hub.counters.archive.failure().is_some()))
+        samples.value(u64::from(source.hub.counters.archive.state.failure().is_some()))
     }),
     gauge("mqcore_archive_files", "Files of the archive.", |source, samples| {
         samples.value(source.hub.counters.archive.files.load(Ordering::Relaxed))
@@ -91,6 +91,29 @@ pub(super) const METRICS: &[Metric] = &[
             let pending: u64 =
                 source.hub.counters.archive.waiting.iter().map(|shard| shard.load(Ordering::Relaxed)).sum();
             samples.value(pending);
+        },
+    ),
+    counter("mqcore_backup_restore_points_total", "Restore points made.", |source, samples| {
+        samples.value(source.hub.counters.backup.points.get())
+    }),
+    counter("mqcore_backup_uploaded_bytes_total", "Bytes uploaded for restore points.", |source, samples| {
+        samples.value(source.hub.counters.backup.bytes.get())
+    }),
+    counter("mqcore_backup_failures_total", "Attempts that made no restore point.", |source, samples| {
+        samples.value(source.hub.counters.backup.failures.get())
+    }),
+    gauge(
+        "mqcore_backup_failing",
+        "1 while the continuous backup fails; /readyz has the reason.",
+        |source, samples| samples.value(u64::from(source.hub.counters.backup.state.failure().is_some())),
+    ),
+    gauge(
+        "mqcore_backup_age_seconds",
+        "Age of the latest moment that can be restored, or time since the start; absent without a continuous backup.",
+        |source, samples| {
+            if let Some(lag) = source.hub.counters.backup.lag(source.hub.clock.now()) {
+                samples.value(lag.age_ms as f64 / 1000.0);
+            }
         },
     ),
 ];

@@ -1,0 +1,65 @@
+//! Restore points in the store: listed, read and found by time.
+
+use crate::backup::point::RestorePoint;
+use crate::error::LakeError;
+use crate::store::Store;
+
+const DIRECTORY: &str = "points/";
+const SUFFIX: &str = ".json.zst";
+
+/// Returns the name of a restore point's object.
+pub(crate) fn name(number: u64) -> String {
+    format!("{DIRECTORY}{number:010}{SUFFIX}")
+}
+
+/// Lists the numbers of all restore points, ascending.
+///
+/// # Errors
+/// [`LakeError::Store`].
+pub async fn numbers(store: &Store) -> Result<Vec<u64>, LakeError> {
+    let found = store.list(DIRECTORY).await?;
+    let number = |name: &str| name.strip_prefix(DIRECTORY)?.strip_suffix(SUFFIX)?.parse().ok();
+    let mut numbers: Vec<u64> = found.iter().filter_map(|found| number(&found.name)).collect();
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+/// Reads a restore point.
+///
+/// # Errors
+/// [`LakeError::Store`] and [`LakeError::RestorePoint`].
+pub async fn read(store: &Store, number: u64) -> Result<RestorePoint, LakeError> {
+    RestorePoint::decode(number, &store.read(&name(number)).await?)
+}
+
+/// Reads the newest restore point; `None`: there is none.
+///
+/// # Errors
+/// [`LakeError::Store`] and [`LakeError::RestorePoint`].
+pub async fn newest(store: &Store) -> Result<Option<RestorePoint>, LakeError> {
+    match numbers(store).await?.last() {
+        Some(&number) => read(store, number).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+/// Finds the newest of some restore points whose moment is `time_ms` or before. `numbers` must ascend.
+///
+/// # Errors
+/// [`LakeError::Store`] and [`LakeError::RestorePoint`].
+pub async fn find(store: &Store, numbers: &[u64], time_ms: u64) -> Result<Option<RestorePoint>, LakeError> {
+    // Times ascend with numbers. Everything before `low` is early enough, and everything from `high` on is too late.
+    let (mut low, mut high) = (0, numbers.len());
+    let mut found = None;
+    while low < high {
+        let middle = low + (high - low) / 2;
+        let point = read(store, numbers[middle]).await?;
+        if point.created_ms <= time_ms {
+            found = Some(point);
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    Ok(found)
+}
