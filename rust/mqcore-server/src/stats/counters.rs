@@ -331,12 +331,12 @@ mod tests {
         counters.caught_up(1, Some(Timestamp(5900)));
         assert_eq!(lag(6001), Some((101, false)));
         counters.caught_up(1, None);
-        counters.failed(&"no space", Timestamp(8000));
-        counters.failed(&"x".repeat(2000), Timestamp(8500));
+        counters.state.failed(&"no space", Timestamp(8000));
+        counters.state.failed(&"x".repeat(2000), Timestamp(8500));
         assert_eq!(lag(9000), Some((0, true)));
-        let failure = counters.failure().expect("it failed");
+        let failure = counters.state.failure().expect("it failed");
         assert_eq!((failure.error.len(), failure.since), (1000, Timestamp(8000)));
-        counters.recovered();
-        assert_eq!((lag(9000), counters.failure()), (Some((0, false)), None));
+        counters.state.recovered();
+        assert_eq!((lag(9000), counters.state.failure()), (Some((0, false)), None));
     }
 }

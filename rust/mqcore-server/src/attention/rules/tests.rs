@@ -9,6 +9,7 @@ use mqcore_broker::model::stats::QueueStats;
 
 use super::*;
 use crate::handler::HandlerLoad;
+use crate::stats::tasks::TaskFailure;
 
 const START: u64 = 1_800_000_000_000;
 
@@ -327,4 +328,28 @@ fn a_disk_is_full_when_the_journal_cannot_write_and_scarce_before() {
     let found = Rounds::default().only(&refusing);
     assert_eq!((found.severity, found.subject.as_str()), (Severity::Critical, "journal of shard 1"));
     assert!(found.cause.contains("/data has 2.0 GiB free"));
+}
+
+#[test]
+fn a_late_backup_names_the_age_of_its_latest_moment_and_the_error() {
+    let lag = BackupLag {
+        failure: None,
+        stored_ms: Some(START),
+        age_ms: 300_000,
+        upload: Some((3 << 20, 9 << 20)),
+        is_lagging: true,
+    };
+    let seen = |lag: &BackupLag| Observation { backup: Some(lag.clone()), ..quiet(300_000) };
+    let found = Rounds::default().only(&seen(&lag));
+    assert_eq!((found.kind, found.subject.as_str()), (FindingKind::BackupLag, "continuous backup"));
+    assert_eq!(found.cause, "the latest restore point is 5 min old; 3 MiB of 9 MiB are uploaded");
+    let failure = Some(TaskFailure { error: "no such bucket".to_owned(), since: Timestamp(START) });
+    let failing = BackupLag { failure, stored_ms: None, upload: None, ..lag.clone() };
+    let found = Rounds::default().only(&seen(&failing));
+    assert_eq!(
+        found.cause,
+        "the continuous backup fails: no such bucket; there is no restore point since the start, 5 min ago"
+    );
+    let in_time = BackupLag { is_lagging: false, ..lag };
+    assert_eq!(Rounds::default().look(&seen(&in_time)), []);
 }
