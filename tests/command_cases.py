@@ -106,6 +106,7 @@ CASES: Final = {
     "user rm": Case("ann-{n} --yes --store {store}", before=(_USER,)),
     "user hash": Case(stdin="a long secret\n", schema=None),
     "token create": Case("new-{n} --allow * --store {store}"),
+    "token generate": Case("new-{n} --allow *"),
     "token ls": Case("--store {store}"),
     "token revoke": Case("{token_id_{n}} --store {store}"),
     "limit ls": Case(before=(_LIMIT,)),

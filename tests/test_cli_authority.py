@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from mqcore import admin, errors, sync
+from served import serving
 from test_cli import mqcore as run
 from test_cli import one
 from test_cli_answers import said
@@ -69,3 +71,27 @@ def test_tokens_are_listed_with_the_end_of_their_lifetime(tmp_path: Path) -> Non
     ]
     revoked = one(run("token", "revoke", month["id"], *place, "--json"))
     assert revoked == {"schema": "mqcore.token.revoke/1", "id": month["id"]}
+
+
+def test_a_generated_token_is_valid_where_its_table_is_configured(tmp_path: Path) -> None:
+    rights = ("--allow", "inspect", "--allow", "push:orders/*", "--client-id", "till-*", "--expires", "1h")
+    code, table, told = said("token", "generate", 'the "first"', *rights)
+    assert code == 0
+    text = told.splitlines()[0]
+    config = tmp_path / "mqcore.toml"
+    config.write_text(table)
+    with serving("--config", str(config), "--admin", "http://127.0.0.1:0") as broker:
+        with pytest.raises(errors.Unauthorized):
+            admin.queues(broker.admin_url)
+        with sync.connect(broker.url, id="till-1", token=text) as client:
+            assert client.id == "till-1"
+        with pytest.raises(errors.AuthFailed), sync.connect(broker.url, id="other", token=text):
+            pass
+    document = one(run("token", "generate", "robot", "--json"))
+    assert document["table"]["name"] == "robot"
+    assert "expires_ms" not in document["table"]
+    assert document["token"].startswith(f"mqt_{document['table']['id']}_")
+    assert document["table"]["hash"] not in document["token"]
+    code, _, told = said("token", "generate", "robot", "--allow", "fly:away")
+    assert code == 2
+    assert "is not an action" in told

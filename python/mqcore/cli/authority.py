@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -10,7 +11,7 @@ import click
 
 from mqcore.cli import options, output
 from mqcore.cli.confirmation import confirm
-from mqcore.cli.credential_store import RESTRICTIONS, CredentialStore, place
+from mqcore.cli.credential_store import RESTRICTIONS, CredentialStore, generated_token, place
 from mqcore.cli.group import CommandGroup
 
 __all__ = ["token", "user"]
@@ -164,6 +165,31 @@ def create_token(
     click.echo(text)
     allowed = ", ".join(allow) or "nothing (add rights with --allow)"
     output.talk(f"created token {token_id} ({name}); allowed: {allowed}; save it now, it is not shown again")
+
+
+@token.command("generate")
+@click.argument("name")
+@_rights
+@click.option(
+    "--expires", type=options.DURATION, metavar="DURATION", help="Lifetime, for example 30d. [default: unlimited]"
+)
+@options.as_json
+def generate_token(
+    name: str, allow: tuple[str, ...], expires: float | None, as_json: bool, **restrictions: tuple[str, ...]
+) -> None:
+    """Print a new token called NAME, and its table for a configuration file. Saves nothing.
+
+    The table goes to stdout, and the token to stderr: mqcore token generate deploy --allow '*' >> mqcore.toml
+    """
+    table, text = generated_token(name, list(allow), expires, _restrict(restrictions))
+    if as_json:
+        output.document("mqcore.token.generate/1", {"token": text, "table": table})
+        return
+    click.echo("\n[[token]]")
+    for key, value in table.items():
+        # Texts and lists of texts are the same in TOML and in JSON.
+        click.echo(f"{key} = {json.dumps(value, ensure_ascii=False)}")
+    output.talk(f"{text}\nsave this token now, it is not shown again; brokers accept it once the table is configured")
 
 
 @token.command("ls")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
@@ -132,6 +135,21 @@ class _Broker:
 
     def tokens(self) -> list[dict[str, Any]]:
         return [_readable(output.plain(token)) for token in self._admin.tokens(self.location, **self._access)]
+
+
+def generated_token(
+    name: str, allow: list[str], expires: float | None, restrict: dict[str, Any]
+) -> tuple[dict[str, Any], str]:
+    """Return a new token as members of a table ``[[token]]``, and its text. No broker knows it."""
+    from mqcore._core import AuthorityStore
+
+    with tempfile.TemporaryDirectory(prefix="mqcore-token-") as directory:
+        store = AuthorityStore(Path(directory) / "authority.json")
+        text = _File(store).add_token(name, allow, expires, restrict)["token"]
+        (record,) = json.loads(store.show())["tokens"]
+    table = {"id": record["id"], "name": name, "hash": hashlib.sha256(text.split("_", 2)[2].encode()).hexdigest()}
+    table |= {"allow": allow} | {key: list(values) for key, values in restrict.items() if values}
+    return table | ({} if record.get("expires_ms") is None else {"expires_ms": record["expires_ms"]}), text
 
 
 def place(command: _F) -> _F:

@@ -314,7 +314,7 @@ async fn guard(
 fn how_to_get_a_token(hub: &Hub) -> String {
     if hub.cluster.is_some() && !hub.authority.has_tokens() {
         return "this needs a token, sent as 'Authorization: Bearer TOKEN', and there is none yet; stop the cluster, \
-                and add one as [[token]] to the configuration of all nodes"
+                and add the output of 'mqcore token generate NAME --allow administer' to the configuration of all nodes"
             .into();
     }
     let place = match hub.authority.store() {
