@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import random
 import shutil
 import statistics
 import sys
@@ -30,7 +31,7 @@ from mqcore.backup import moments, restore  # noqa: E402
 from object_stores import BUCKET, moto_server  # noqa: E402
 from served import ServedBroker, serving, wait_until  # noqa: E402
 
-BODY = b"x" * 1024
+BODY = random.Random(1).randbytes(1024)
 WINDOW = 512
 SETTINGS = {
     "MQCORE_AUTO_CREATE_CHANNELS": "yes",
