@@ -63,6 +63,14 @@ pub(crate) struct Released {
     pub(crate) error: Option<Box<str>>,
 }
 
+/// Remarks of consumers about a message: see [`Released`].
+#[derive(Debug, Default)]
+struct Remarks {
+    not_before: Timestamp,
+    unstarted: Option<Timestamp>,
+    error: Option<Box<str>>,
+}
+
 /// A delivery to one consumer.
 #[derive(Debug)]
 pub(crate) struct Delivery {
@@ -97,13 +105,8 @@ pub(crate) struct Deliveries {
     /// Deadlines in order, since all deliveries of a queue have the same timeout. Settled deliveries
     /// leave stale entries behind, which the serial detects.
     deadlines: VecDeque<(Timestamp, usize, u64)>,
-    /// Messages of `outstanding` that a consumer wants redelivered only after a time; usually few.
-    postponed: HashMap<usize, Timestamp>,
-    /// Messages of `outstanding` that a consumer returned before its program saw them, and when they may be delivered again;
-    /// usually few.
-    unstarted: HashMap<usize, Timestamp>,
-    /// Messages of `outstanding` of which a delivery failed, with the reason; usually few.
-    errors: HashMap<usize, Box<str>>,
+    /// Remarks of consumers about messages of `outstanding`, by their number; usually about few.
+    remarks: HashMap<usize, Remarks>,
     /// Later deadlines of deliveries whose consumers asked for more time, by serial. Their entries in `deadlines`
     /// are replaced when they come due.
     extended: HashMap<u64, Timestamp>,
@@ -124,9 +127,7 @@ impl Deliveries {
             deliveries: Slab::new(),
             by_message: HashTable::new(),
             deadlines: VecDeque::new(),
-            postponed: HashMap::default(),
-            unstarted: HashMap::default(),
-            errors: HashMap::default(),
+            remarks: HashMap::default(),
             extended: HashMap::default(),
             serial: 0,
             hasher: FixedState::with_seed(seed),
@@ -184,19 +185,19 @@ impl Deliveries {
 
     /// If the message is requeued, it must not be delivered before this time.
     pub(crate) fn postpone(&mut self, outstanding: usize, until: Timestamp) {
-        let latest = self.postponed.entry(outstanding).or_default();
-        *latest = until.max(*latest);
+        let remarks = self.remarks.entry(outstanding).or_default();
+        remarks.not_before = until.max(remarks.not_before);
     }
 
     /// A consumer returned the message before its program saw it. It may be delivered again from this time on.
     pub(crate) fn return_unstarted(&mut self, outstanding: usize, not_before: Timestamp) {
-        let latest = self.unstarted.entry(outstanding).or_default();
-        *latest = not_before.max(*latest);
+        let remarks = self.remarks.entry(outstanding).or_default();
+        remarks.unstarted = remarks.unstarted.max(Some(not_before));
     }
 
     /// A delivery of the message failed for this reason.
     pub(crate) fn failed(&mut self, outstanding: usize, reason: &str) {
-        self.errors.insert(outstanding, reason.into());
+        self.remarks.entry(outstanding).or_default().error = Some(reason.into());
     }
 
     /// Releases one hold; the last one returns the message.
@@ -208,10 +209,9 @@ impl Deliveries {
             return None;
         }
         let held = self.outstanding.remove(outstanding);
-        let postponed = if self.postponed.is_empty() { None } else { self.postponed.remove(&outstanding) };
-        let unstarted = if self.unstarted.is_empty() { None } else { self.unstarted.remove(&outstanding) };
-        let error = if self.errors.is_empty() { None } else { self.errors.remove(&outstanding) };
-        Some(Released { held, not_before: postponed.unwrap_or_default(), unstarted, error })
+        let remarks = if self.remarks.is_empty() { None } else { self.remarks.remove(&outstanding) };
+        let Remarks { not_before, unstarted, error } = remarks.unwrap_or_default();
+        Some(Released { held, not_before, unstarted, error })
     }
 
     /// Adds a delivery to `consumer` that is made now, to acknowledge by `deadline`.
@@ -408,9 +408,7 @@ impl Deliveries {
         self.deliveries.clear();
         self.windows.clear();
         self.progress.clear();
-        self.postponed.clear();
-        self.unstarted.clear();
-        self.errors.clear();
+        self.remarks.clear();
         self.extended.clear();
         self.by_message.clear();
         self.deadlines.clear();

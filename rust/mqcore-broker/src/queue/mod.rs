@@ -135,10 +135,10 @@ impl Queue {
         channel: usize,
         options: QueueOptions,
         state: &mut ShardState,
-    ) -> Self {
+    ) -> Box<Self> {
         let queue_ref = QueueRef { channel, queue: address.id, serial: state.next_serial() };
         let seed = state.config.seed ^ queue_ref.serial;
-        let mut queue = Self {
+        let mut queue = Box::new(Self {
             metadata: QueueMetadata {
                 address: Arc::new(address),
                 queue_ref,
@@ -175,7 +175,7 @@ impl Queue {
             scheduled: false,
             armed: Timestamp::NEVER,
             bucket: None,
-        };
+        });
         queue.choose_handler(state);
         queue
     }

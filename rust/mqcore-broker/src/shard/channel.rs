@@ -28,7 +28,8 @@ pub(crate) struct Channel {
     /// Whether its definition was lost with a part of the journal. `options` are then those of a new channel.
     pub(crate) options_lost: bool,
     pub(crate) members: Members,
-    pub(crate) queues: BTreeMap<u16, Queue>,
+    /// Boxed: a node of the tree has room for eleven, and is half empty if ids ascend.
+    pub(crate) queues: BTreeMap<u16, Box<Queue>>,
     /// The event handlers that hear about this channel.
     pub(crate) observers: Observers,
     /// Subscribers of events of this channel.
@@ -83,7 +84,7 @@ impl Channel {
 
     pub(crate) fn is_abandoned(&self) -> bool {
         let idle = |queue: &Queue| queue.is_empty() && queue.subscriptions().next().is_none();
-        self.client_count() == 0 && self.queues.values().all(idle)
+        self.client_count() == 0 && self.queues.values().all(|queue| idle(queue))
     }
 
     pub(crate) fn join(&mut self, client: &Arc<Client>, context: &mut Context<'_>) -> Result<(), Rejection> {
@@ -442,7 +443,7 @@ impl Channel {
     }
 }
 
-fn retire(mut queue: Queue, context: &mut Context<'_>) {
+fn retire(mut queue: Box<Queue>, context: &mut Context<'_>) {
     queue.end_subscriptions(context);
     queue.erase(context);
     queue.forget_ids(context);

@@ -79,7 +79,7 @@ impl Entities {
 
     /// All queues of this shard.
     pub(crate) fn queues(&self) -> impl Iterator<Item = &Queue> {
-        self.channels.iter().flat_map(|(_, channel)| channel.queues.values())
+        self.channels.iter().flat_map(|(_, channel)| channel.queues.values()).map(|queue| &**queue)
     }
 
     pub(crate) fn lookup(&mut self, name: &ChannelName) -> Option<usize> {
@@ -138,7 +138,8 @@ pub(crate) fn no_channel(name: &ChannelName) -> Rejection {
 /// The queue, if it still exists.
 pub(crate) fn find(channels: &mut Slab<Channel>, queue_ref: QueueRef) -> Option<&mut Queue> {
     let queues = &mut channels.get_mut(queue_ref.channel)?.queues;
-    queues.get_mut(&queue_ref.queue).filter(|queue| queue.metadata.queue_ref == queue_ref)
+    let queue = queues.get_mut(&queue_ref.queue)?;
+    (queue.metadata.queue_ref == queue_ref).then_some(&mut **queue)
 }
 
 /// The queue with its consumers, if it still exists.
