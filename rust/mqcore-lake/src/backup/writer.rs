@@ -108,6 +108,14 @@ impl BackupWriter {
         Self { object_bytes: bytes, ..self }
     }
 
+    /// Asks the store a question, to find out whether it answers.
+    ///
+    /// # Errors
+    /// [`LakeError::Store`].
+    pub async fn reach(&self) -> Result<(), LakeError> {
+        self.store.exists(&points::name(1)).await.map(drop)
+    }
+
     /// Stores a moment as a new restore point, unless the newest one already contains it.
     ///
     /// `progress` gets the number of bytes that were read and that are new. After an error, the next call continues with

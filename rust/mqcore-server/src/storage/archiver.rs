@@ -21,16 +21,13 @@ use mqcore_lake::error::LakeError;
 
 use crate::config::history::ArchiveConfig;
 use crate::hub::Hub;
+use crate::runtime::priority;
 use crate::stats::counters::ArchiveCounters;
 use crate::storage::data_dir::DataDir;
 use crate::storage::object_archive::ObjectArchive;
 
 /// Time before a retry.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
-/// Priority of the thread: about a tenth of the processor time of a thread that competes with it. With the lowest
-/// priority, 19, a busy machine would leave it so little that it takes minutes to notice a stop.
-#[cfg(target_os = "linux")]
-const NICENESS: i32 = 10;
 /// Interval between checks for files that are too old.
 const RETENTION: Duration = Duration::from_secs(60);
 
@@ -68,7 +65,7 @@ impl Archiver {
             failed: None,
         };
         std::thread::Builder::new().name("mqcore-archive".to_owned()).spawn(move || {
-            yield_to_others();
+            priority::lower();
             worker.run(&receiver);
             drop(alive);
         })?;
@@ -89,14 +86,6 @@ impl Archiver {
     /// Maximum age of history before it is offered.
     pub(crate) fn interval_ms(&self) -> u64 {
         self.interval_ms
-    }
-}
-
-/// Lowers the priority of this thread. Only Linux has priorities of single threads.
-fn yield_to_others() {
-    #[cfg(target_os = "linux")]
-    if let Err(error) = rustix::process::nice(NICENESS) {
-        tracing::debug!(%error, "cannot lower the priority of the archive thread");
     }
 }
 

@@ -19,12 +19,13 @@ use tokio::runtime::Handle;
 
 use crate::config::backup::BackupConfig;
 use crate::hub::Hub;
+use crate::runtime::priority;
 use crate::storage::backup::{Backup, BackupError, BackupKind};
 
 /// Time before a retry.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
-/// Time before a retry while another backup is in progress.
-const BUSY_INTERVAL: Duration = Duration::from_secs(1);
+/// Maximum time between two restore points beyond the interval, after a long upload.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// Maximum time between two searches for restore points that are too old.
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(3600);
 /// Such a search happens this often while a restore point is kept.
@@ -37,6 +38,8 @@ enum ContinuousBackupError {
     Moment(#[from] BackupError),
     #[error(transparent)]
     Upload(#[from] TransferError),
+    #[error("cannot reach the object store: {0}")]
+    Unreachable(#[from] LakeError),
     #[error("cannot remove old restore points: {0}")]
     Expiry(#[source] LakeError),
 }
@@ -58,6 +61,7 @@ pub(crate) fn start(config: &BackupConfig, hub: &Arc<Hub>) -> Result<(), Continu
     };
     hub.counters.backup.started(config.interval, hub.clock.now());
     std::thread::Builder::new().name("mqcore-backup".to_owned()).spawn(move || {
+        priority::lower();
         thread.run();
         drop(alive);
     })?;
@@ -93,9 +97,8 @@ impl BackupThread {
             pause = match made {
                 Ok(()) => {
                     self.succeeded();
-                    self.config.interval.saturating_sub(began.elapsed())
+                    pause_after(began.elapsed(), self.config.interval)
                 }
-                Err(ContinuousBackupError::Moment(BackupError::Busy)) => BUSY_INTERVAL,
                 Err(_) if self.hub.shutdown.has_ended() => return,
                 Err(error) => {
                     self.failed(&error);
@@ -114,6 +117,10 @@ impl BackupThread {
 
     /// Makes a restore point, unless nothing has changed since the last one.
     fn make(&mut self) -> Result<(), ContinuousBackupError> {
+        if self.is_failing {
+            // During an outage of the store, journals go on to remove files.
+            until_stop(&self.runtime, &self.hub, self.writer.reach())?;
+        }
         let backup = self.hub.backups.pause_writers(BackupKind::Continuous)?;
         let (moment, files) = (moment(&backup), PausedFiles::of(&backup));
         let hub = Arc::clone(&self.hub);
@@ -122,12 +129,7 @@ impl BackupThread {
             counters.uploading(done, total);
             !hub.shutdown.has_ended()
         };
-        let stored = self.runtime.block_on(async {
-            tokio::select! {
-                stored = self.writer.add(&moment, &files, &mut progress) => stored,
-                () = hub.shutdown.ended() => Err(TransferError::Stopped),
-            }
-        })?;
+        let stored = until_stop(&self.runtime, &hub, self.writer.add(&moment, &files, &mut progress))?;
         // From here on, housekeeping may remove the files.
         drop(backup);
         if stored.uploaded > 0 {
@@ -147,15 +149,9 @@ impl BackupThread {
         }
         let keep_ms = u64::try_from(self.config.keep.as_millis()).unwrap_or(u64::MAX);
         let since_ms = self.hub.clock.system_ms().saturating_sub(keep_ms);
-        let expired = self.runtime.block_on(async {
-            tokio::select! {
-                expired = self.writer.expire(since_ms) => expired.map(Some),
-                () = self.hub.shutdown.ended() => Ok(None),
-            }
-        });
-        if let Some(expired) = expired.map_err(ContinuousBackupError::Expiry)?
-            && expired.points > 0
-        {
+        let expiring = async { self.writer.expire(since_ms).await.map_err(ContinuousBackupError::Expiry) };
+        let expired = until_stop(&self.runtime, &self.hub, expiring)?;
+        if expired.points > 0 {
             tracing::debug!(points = expired.points, objects = expired.objects, "removed old restore points");
         }
         self.expired = Some(Instant::now());
@@ -176,6 +172,26 @@ impl BackupThread {
             tracing::error!(%error, "cannot make a restore point; the broker tries again");
         }
     }
+}
+
+/// Runs some work. A stop of the broker interrupts it.
+fn until_stop<T, E: Into<ContinuousBackupError>>(
+    runtime: &Handle,
+    hub: &Hub,
+    work: impl Future<Output = Result<T, E>>,
+) -> Result<T, ContinuousBackupError> {
+    runtime.block_on(async {
+        tokio::select! {
+            done = work => done.map_err(Into::into),
+            () = hub.shutdown.ended() => Err(TransferError::Stopped.into()),
+        }
+    })
+}
+
+/// The time before the next restore point. Journals remove no files during an upload. If uploads take longer than the
+/// interval, there must be time left for that, or the disk fills up.
+fn pause_after(upload: Duration, interval: Duration) -> Duration {
+    interval.saturating_sub(upload).max(upload / 2).min(interval.max(PAUSE_MAX))
 }
 
 /// The time before the next attempt; `None`: it would fail too.
@@ -218,5 +234,23 @@ fn moment(backup: &Backup) -> BackupMoment {
         messages: backup.live,
         format: backup.format.clone(),
         files: files.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_time_to_remove_files_between_long_uploads() {
+        let seconds = |upload, interval| {
+            pause_after(Duration::from_secs(upload), Duration::from_secs(interval)).as_secs()
+        };
+        assert_eq!(seconds(0, 10), 10);
+        assert_eq!(seconds(2, 10), 8);
+        assert_eq!(seconds(10, 10), 5);
+        assert_eq!(seconds(60, 10), 30);
+        assert_eq!(seconds(3_600, 10), 60);
+        assert_eq!(seconds(3_600, 3_600), 1_800);
     }
 }
