@@ -276,6 +276,29 @@ def test_an_unreachable_store_raises_an_alarm_and_loses_nothing(store: ObjectSto
     assert restore(url, tmp_path / "restored").messages == 10
 
 
+def test_the_disk_does_not_fill_up_while_the_store_is_unreachable(store: ObjectStore, url: str, tmp_path: Path) -> None:
+    body = os.urandom(1 << 20)
+    with relayed(store) as (reached, between), backed_up(tmp_path / "data", url, reached) as broker:
+        publish(broker.url, range(5), "other/1")
+        wait_stored(broker.admin_url)
+        between.is_down = True
+        with sync.connect(broker.url) as client:
+            for _ in range(150):
+                client.publish(QUEUE, body)
+            for message in client.queue(QUEUE).consume(bytes, idle_timeout=1.0):
+                message.ack()
+        wait_until(lambda: state(broker.admin_url)["state"] == "failing", limit=MADE, what="the alarm")
+        wait_until(lambda: used(tmp_path / "data") < 100 << 20, limit=MADE, what="the removal of segments")
+        between.is_down = False
+        wait_stored(broker.admin_url)
+    assert restore(url, tmp_path / "restored").messages == 5
+
+
+def used(directory: Path) -> int:
+    """Bytes of the disk that a directory takes."""
+    return sum(file.stat().st_blocks * 512 for file in directory.rglob("*.segment"))
+
+
 def test_lost_answers_of_the_store_leave_every_restore_point_whole(
     store: ObjectStore, url: str, tmp_path: Path
 ) -> None:
