@@ -118,7 +118,7 @@ impl BackupThread {
     /// Makes a restore point, unless nothing has changed since the last one.
     fn make(&mut self) -> Result<(), ContinuousBackupError> {
         if self.is_failing {
-            // During an outage of the store, journals go on to remove files.
+            // During an outage of the store, journals continue to remove files.
             until_stop(&self.runtime, &self.hub, self.writer.reach())?;
         }
         let backup = self.hub.backups.pause_writers(BackupKind::Continuous)?;
