@@ -378,6 +378,31 @@ async fn files_with_another_past_are_uploaded_again() {
 }
 
 #[tokio::test]
+async fn data_that_someone_else_removed_is_uploaded_again() {
+    let objects = Unreliable::new();
+    let store = place(objects.clone());
+    let mut directory = Directory::new();
+    directory.append(1, vec![2; 10_000]);
+    directory.segments.insert(2, vec![3; 10_000]);
+    let mut writer = BackupWriter::new(store.clone()).object_bytes(1);
+    add(&mut writer, &directory, 1).await.expect("a healthy store");
+    assert_eq!(writer.expire(0).await.expect("a healthy store").missing, 0);
+    let point = points::read(&store, 1).await.expect("a healthy store");
+    let removed = &point.files.last().expect("a segment").pieces[0].object;
+    objects.delete(&store.path(removed).expect("a name")).await.expect("it exists");
+    directory.append(2, vec![4; 10]);
+    add(&mut writer, &directory, 2).await.expect("a healthy store");
+    let broken = points::read(&store, 2).await.expect("a healthy store");
+    assert!(matches!(restored(&store, &broken).await, Err(TransferError::Missing(_))));
+    assert_eq!(writer.expire(0).await.expect("a healthy store").missing, 1);
+    // Although the files have not changed.
+    assert_eq!(add(&mut writer, &directory, 3).await.expect("a healthy store"), 3);
+    let point = points::read(&store, 3).await.expect("a healthy store");
+    assert_eq!(restored(&store, &point).await.expect("all of its data"), directory.content());
+    assert_eq!(writer.expire(0).await.expect("a healthy store").missing, 0);
+}
+
+#[tokio::test]
 async fn times_ascend_although_the_clock_was_set_back() {
     let store = place(Unreliable::new());
     let mut directory = Directory::new();

@@ -58,13 +58,15 @@ pub struct Stored {
     pub uploaded: u64,
 }
 
-/// Objects that [`BackupWriter::expire`] removed.
+/// Objects that [`BackupWriter::expire`] removed or missed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Expired {
-    /// Number of restore points.
+    /// Number of removed restore points.
     pub points: u64,
-    /// Number of data objects.
+    /// Number of removed data objects.
     pub objects: u64,
+    /// Number of data objects that the newest restore point uses and that someone else has removed.
+    pub missing: u64,
 }
 
 /// Adds restore points to a store, of which it is the only writer.
@@ -273,12 +275,17 @@ impl BackupWriter {
     /// Removes restore points that are not needed to restore any moment from `since_ms` on, and data objects that no
     /// other restore point uses. The newest restore point stays.
     ///
+    /// If data objects of the newest restore point are missing, the next one will contain them again.
+    ///
     /// # Errors
     /// [`LakeError::Store`] and [`LakeError::RestorePoint`]. A later call removes the rest.
-    pub async fn expire(&self, since_ms: u64) -> Result<Expired, LakeError> {
+    pub async fn expire(&mut self, since_ms: u64) -> Result<Expired, LakeError> {
+        // The newest restore point was complete before this list, so the list has its objects.
+        let mut objects = upload::objects(&self.store).await?;
+        let missing = self.give_up_missing(&objects);
         let numbers = points::numbers(&self.store).await?;
         let Some(oldest) = points::find(&self.store, &numbers, since_ms).await? else {
-            return Ok(Expired::default());
+            return Ok(Expired { missing, ..Expired::default() });
         };
         let used = BTreeSet::from_iter(
             oldest.files.iter().flat_map(|file| &file.pieces).map(|piece| piece.object.as_str()),
@@ -294,10 +301,24 @@ impl BackupWriter {
             upload::point_of(name).is_some_and(|point| point <= oldest.number)
                 && !used.contains(name.as_str())
         };
-        let mut objects = upload::objects(&self.store).await?;
         objects.retain(is_obsolete);
         self.store.delete(&objects).await?;
-        Ok(Expired { points: expired.len() as u64, objects: objects.len() as u64 })
+        Ok(Expired { points: expired.len() as u64, objects: objects.len() as u64, missing })
+    }
+
+    /// Forgets pieces whose data objects do not exist, so that they are uploaded again. Returns the number of these objects.
+    fn give_up_missing(&mut self, existing: &[String]) -> u64 {
+        let existing: BTreeSet<&str> = existing.iter().map(String::as_str).collect();
+        let mut missing = BTreeSet::new();
+        for file in self.newest.iter_mut().flatten().flat_map(|newest| &mut newest.files) {
+            let is_missing = |piece: &FilePiece| !existing.contains(piece.object.as_str());
+            missing.extend(
+                file.pieces.iter().filter(|piece| is_missing(piece)).map(|piece| piece.object.clone()),
+            );
+            let whole = file.pieces.iter().position(is_missing).unwrap_or(file.pieces.len());
+            file.pieces.truncate(whole);
+        }
+        missing.len() as u64
     }
 }
 

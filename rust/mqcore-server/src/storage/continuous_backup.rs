@@ -151,6 +151,13 @@ impl BackupThread {
         let since_ms = self.hub.clock.system_ms().saturating_sub(keep_ms);
         let expiring = async { self.writer.expire(since_ms).await.map_err(ContinuousBackupError::Expiry) };
         let expired = until_stop(&self.runtime, &self.hub, expiring)?;
+        if expired.missing > 0 {
+            tracing::error!(
+                objects = expired.missing,
+                "someone has removed data of the continuous backup; earlier restore points cannot be restored, and the \
+                 next one will contain this data again"
+            );
+        }
         if expired.points > 0 {
             tracing::debug!(points = expired.points, objects = expired.objects, "removed old restore points");
         }
