@@ -461,9 +461,11 @@ def test_users_made_before_the_first_start_are_on_all_nodes(tmp_path: Path) -> N
     assert made.returncode == 0, made.stderr
     try:
         cluster.start()
-        wait_until(lambda: all((node.data_dir / "authority.json").exists() for node in cluster.nodes), limit=30)
-        texts = {(node.data_dir / "authority.json").read_bytes() for node in cluster.nodes}
-        assert len(texts) == 1
+        files = [node.data_dir / "authority.json" for node in cluster.nodes]
+        wait_until(
+            lambda: all(file.exists() and file.read_bytes() == files[0].read_bytes() for file in files), limit=30
+        )
+        assert b'"admin"' in files[0].read_bytes()
     finally:
         cluster.close()
 

@@ -141,7 +141,9 @@ def test_tasks_are_as_many_as_cores_if_each_has_enough_to_read(tmp_path: Path, a
         assert tasks(3) == 3
         assert 4 <= tasks(64) <= 16, "a task has a mebibyte"
     assert tasks(64, minPartitions="1") == 1
-    assert tasks(1, minPartitions="9") >= 8
+    # The last piece of each file may be small. How many files the archive has depends on the load.
+    small = newest_files(tmp_path) if archive else 1
+    assert tasks(1, minPartitions="9") >= 9 - small
 
 
 def newest_files(data_dir: Path) -> int:

@@ -19,7 +19,7 @@ use pyo3::prelude::*;
 
 use crate::broker::Broker;
 use crate::fields::{duration, field};
-use crate::{config, error};
+use crate::{config, error, log};
 
 /// Ticks of the shortest time after which a leader is replaced.
 const ELECTION_TICKS: u32 = 10;
@@ -59,6 +59,7 @@ impl ClusterMember {
             tick: duration(&cluster, "election_timeout")? / ELECTION_TICKS,
             verify_interval: duration(&cluster, "verify_interval")?,
             restart,
+            before_restart: log::write_out,
         };
         let member = py.detach(|| Member::start(options));
         let member = member.map_err(|broken| error::ConfigError::new_err(broken.to_string()))?;

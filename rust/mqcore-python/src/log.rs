@@ -28,6 +28,10 @@ const WINDOW: Duration = Duration::from_secs(1);
 /// Maximum time that the end of the program waits for a blocked logging handler.
 const END_PATIENCE: Duration = Duration::from_secs(2);
 
+/// Maximum time to write lines before the process is replaced. Meanwhile the broker confirms nothing, because the caller
+/// is the thread that commits.
+const RESTART_PATIENCE: Duration = Duration::from_millis(100);
+
 struct Line {
     level: Level,
     /// The module of the line.
@@ -41,6 +45,10 @@ struct Logs {
 }
 
 static LOST: AtomicU64 = AtomicU64::new(0);
+
+/// Lines that were sent to the thread, and lines that Python has.
+static SENT: AtomicU64 = AtomicU64::new(0);
+static WRITTEN: AtomicU64 = AtomicU64::new(0);
 
 /// The state of the thread.
 static SETTLED: AtomicBool = AtomicBool::new(false);
@@ -117,6 +125,14 @@ fn end_logging(py: Python<'_>) {
     });
 }
 
+/// Waits until Python has all lines, but only for a short time: an interpreter that is busy must not delay a restart.
+pub(crate) fn write_out() {
+    let (sent, until) = (SENT.load(Ordering::Acquire), Instant::now() + RESTART_PATIENCE);
+    while WRITTEN.load(Ordering::Acquire) < sent && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 fn hand_on(lines: &Receiver<Line>, ended: &Receiver<()>) {
     let (mut since, mut said) = (Instant::now(), 0);
     let mut batch = Vec::new();
@@ -126,6 +142,7 @@ fn hand_on(lines: &Receiver<Line>, ended: &Receiver<()>) {
             recv(ended) -> _ => true,
         };
         batch.extend(lines.try_iter());
+        let taken = batch.len() as u64;
         if since.elapsed() >= WINDOW {
             (since, said) = (Instant::now(), 0);
         }
@@ -147,6 +164,7 @@ fn hand_on(lines: &Receiver<Line>, ended: &Receiver<()>) {
             let _ = Python::try_attach(|py| say(py, &batch));
             batch.clear();
         }
+        WRITTEN.fetch_add(taken, Ordering::Release);
         if last {
             return;
         }
@@ -180,9 +198,10 @@ impl Subscriber for Logs {
         let mut text = Text::default();
         event.record(&mut text);
         let (level, target) = (*event.metadata().level(), event.metadata().target());
-        if self.lines.try_send(Line { level, target, text: text.finish() }).is_err() {
-            LOST.fetch_add(1, Ordering::Relaxed);
-        }
+        match self.lines.try_send(Line { level, target, text: text.finish() }) {
+            Ok(()) => SENT.fetch_add(1, Ordering::Release),
+            Err(_) => LOST.fetch_add(1, Ordering::Relaxed),
+        };
         if !SETTLED.load(Ordering::Acquire) {
             start();
         }

@@ -521,6 +521,7 @@ impl MemberThread {
             std::process::exit(0);
         }
         tracing::warn!(why, "the process restarts and follows the new leader");
+        (self.parts.options.before_restart)();
         restart(&self.parts.options.restart);
     }
 
