@@ -175,9 +175,10 @@ pub(crate) enum Denial {
 }
 
 /// Pages that the permission to inspect is enough for, besides those of single queues.
-const INSPECTIONS: [&str; 14] = [
+const INSPECTIONS: [&str; 15] = [
     "/access",
     "/attention",
+    "/cluster",
     "/connections",
     "/errors",
     "/healthz",
