@@ -216,9 +216,11 @@ class Cluster:
             if not all(statuses):
                 return False
             leading = [status for status in statuses if status is not None and status.role == "leading"]
-            known = [status for status in statuses if status is not None]
+            # Asked again: what the leader commits after its answer does not count, or a busy cluster would never follow.
+            known = [status for node in self.nodes if (status := node.status()) is not None]
             return (
                 len(leading) == 1
+                and len(known) == len(self.nodes)
                 and not any(status.changing for status in known)
                 and all(status.applied >= leading[0].committed for status in known)
                 and sum(replica.votes for replica in leading[0].replicas) == len(self.nodes)

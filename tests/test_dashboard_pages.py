@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -410,10 +411,32 @@ def test_system_of_a_broker_without_data_directory_reports_it(page: Page, plain:
     section(page, "Journals").get_by_text("stores nothing").wait_for()
     section(page, "History and archive").get_by_text("This broker archives no history.").wait_for()
     assert section(page, "History and archive").get_by_text("files of the archive").count() == 0
+    section(page, "Continuous backup").get_by_text("This broker makes no restore points.").wait_for()
     assert figure(section(page, "Journals"), "size of the files") == "0 B"
 
 
+def test_system_shows_the_state_of_the_continuous_backup(page: Page, tmp_path: Path) -> None:  # noqa: F811
+    store = tmp_path / "store"
+    store.mkdir()
+    environment = {"MQCORE_BACKUP_URL": f"file://{store}", "MQCORE_BACKUP_INTERVAL": "1s"}
+    arguments = ("--data-dir", str(tmp_path / "data"), "--admin", "http://127.0.0.1:0")
+    with serving(*arguments, environment=environment) as broker:
+        page.goto(f"{broker.admin_url}/#/system")
+        backup = section(page, "Continuous backup")
+        backup.get_by_text("The latest moment that can be restored is").wait_for()
+        backup.get_by_text("up to date").wait_for()
+        wait_until(lambda: figure(backup, "restore points") != "0", what="a restore point")
+        # Restore points have the place of a file now, so that none can be made.
+        shutil.rmtree(store / "points")
+        (store / "points").write_text("in the way")
+        with sync.connect(broker.url) as client:
+            client.create_channel("orders")
+        backup.get_by_text("It has failed since").wait_for(timeout=30_000)
+        backup.get_by_text("failing").wait_for()
+
+
 TIMED = """
+import shutil
 import time
 from mqcore import Decision, DeliveryHandler, SendAck
 
