@@ -216,7 +216,7 @@ class Cluster:
             if not all(statuses):
                 return False
             leading = [status for status in statuses if status is not None and status.role == "leading"]
-            # Asked again: what the leader commits after its answer does not count, or a busy cluster would never follow.
+            # Asked again: what the leader commits after its answer does not count, or a busy cluster never follows.
             known = [status for node in self.nodes if (status := node.status()) is not None]
             return (
                 len(leading) == 1
