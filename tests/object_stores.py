@@ -50,8 +50,12 @@ class ObjectStore:
 
     def keys(self, prefix: str = "") -> list[str]:
         """Names of all objects that begin with `prefix`."""
+        return list(self.sizes(prefix))
+
+    def sizes(self, prefix: str = "") -> dict[str, int]:
+        """Sizes in bytes of all objects whose names begin with `prefix`."""
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
-        return [found["Key"] for page in pages for found in page.get("Contents", ())]
+        return {found["Key"]: found["Size"] for page in pages for found in page.get("Contents", ())}
 
     @property
     def properties(self) -> dict[str, str]:

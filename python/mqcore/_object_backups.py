@@ -84,9 +84,8 @@ def fetched(url: str, *, as_of: datetime | None, progress: Copied | None) -> Ite
 
 def _newest(names: list[str], as_of: datetime | None) -> str | None:
     """Return the name of the newest complete backup."""
-    found = [
-        name for name in names if _NAME.fullmatch(name) and (as_of is None or _time(name) <= as_of.astimezone(UTC))
-    ]
+    limit = datetime.max.replace(tzinfo=UTC) if as_of is None else as_of.astimezone(UTC)
+    found = [name for name in names if _NAME.fullmatch(name) and _time(name) <= limit]
     return found[-1] if found else None
 
 

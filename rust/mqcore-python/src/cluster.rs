@@ -59,7 +59,7 @@ impl ClusterMember {
             tick: duration(&cluster, "election_timeout")? / ELECTION_TICKS,
             verify_interval: duration(&cluster, "verify_interval")?,
             restart,
-            before_restart: log::write_out,
+            before_end: log::write_out,
         };
         let member = py.detach(|| Member::start(options));
         let member = member.map_err(|broken| error::ConfigError::new_err(broken.to_string()))?;

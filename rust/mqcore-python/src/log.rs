@@ -28,9 +28,9 @@ const WINDOW: Duration = Duration::from_secs(1);
 /// Maximum time that the end of the program waits for a blocked logging handler.
 const END_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Maximum time to write lines before the process is replaced. Meanwhile the broker confirms nothing, because the caller
+/// Maximum time to write lines before the process of a deposed leader is replaced or ends. Meanwhile the broker confirms nothing, because the caller
 /// is the thread that commits.
-const RESTART_PATIENCE: Duration = Duration::from_millis(100);
+const DEPOSED_PATIENCE: Duration = Duration::from_millis(100);
 
 struct Line {
     level: Level,
@@ -127,7 +127,7 @@ fn end_logging(py: Python<'_>) {
 
 /// Waits until Python has all lines, but only for a short time: an interpreter that is busy must not delay a restart.
 pub(crate) fn write_out() {
-    let (sent, until) = (SENT.load(Ordering::Acquire), Instant::now() + RESTART_PATIENCE);
+    let (sent, until) = (SENT.load(Ordering::Acquire), Instant::now() + DEPOSED_PATIENCE);
     while WRITTEN.load(Ordering::Acquire) < sent && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(1));
     }

@@ -55,8 +55,9 @@ pub struct MemberOptions {
     pub verify_interval: Duration,
     /// The program and arguments that continue in place of this process when it stops to lead. Empty: the process ends.
     pub restart: Vec<OsString>,
-    /// Called right before that. It must return soon: the broker of this process must not continue.
-    pub before_restart: fn(),
+    /// Called right before the process is replaced or ends because of that. It must return soon: the broker must not
+    /// continue.
+    pub before_end: fn(),
 }
 
 /// Why a member cannot begin.

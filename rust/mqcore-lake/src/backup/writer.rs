@@ -148,13 +148,9 @@ impl BackupWriter {
             newest.iter().flat_map(|newest| &newest.files).map(|file| (file.name.as_str(), file)),
         );
         let (files, mut uploaded) = self.upload(number, (moment, source), &before, progress).await?;
-        if let Some(newest) = &newest
-            && newest.files == files
-            && newest.format == moment.format
-        {
-            let number = newest.number;
-            self.newest = Some(Some(newest.clone()));
-            return Ok(Stored { number, uploaded: 0 });
+        if newest.as_ref().is_some_and(|newest| newest.files == files && newest.format == moment.format) {
+            self.newest = Some(newest);
+            return Ok(Stored { number: number - 1, uploaded: 0 });
         }
         let point = RestorePoint {
             schema: SCHEMA.to_owned(),
@@ -170,10 +166,11 @@ impl BackupWriter {
         let object = point.encode()?;
         uploaded += object.len() as u64;
         // A repeated request finds the object of its first attempt, and one that was thought lost may have arrived.
-        if !self.store.create(&points::name(number), object).await?
-            && points::read(&self.store, number).await? != point
-        {
-            return Err(self.conflict(number).await?.into());
+        if !self.store.create(&points::name(number), object).await? {
+            let existing = points::read(&self.store, number).await?;
+            if existing != point {
+                return Err(self.conflict(&existing).into());
+            }
         }
         self.own = Some(number);
         self.newest = Some(Some(point));
@@ -199,22 +196,22 @@ impl BackupWriter {
             return Err(LakeError::TakenOver { url: self.store.url().to_owned() }.into());
         }
         // The files of this machine may have had another past since, as after the restore of an older restore point.
-        for file in &moment.files {
-            let named = newest.files.iter_mut().find(|before| before.name == file.name);
-            let Some(before) = named.filter(|before| before.journal == file.journal) else { continue };
-            before.pieces.truncate(matching(&mut *source.open(&file.name)?, &before.pieces)?);
+        let journals =
+            BTreeMap::from_iter(moment.files.iter().map(|file| (file.name.as_str(), file.journal)));
+        for before in &mut newest.files {
+            if journals.get(before.name.as_str()) == Some(&before.journal) {
+                before.pieces.truncate(matching(&mut *source.open(&before.name)?, &before.pieces)?);
+            }
         }
         Ok(Some(newest))
     }
 
-    /// Why a restore point of this number exists that this call did not make.
-    async fn conflict(&self, number: u64) -> Result<LakeError, LakeError> {
-        let other = points::read(&self.store, number).await?;
-        let is_replaced = other.writer != self.id && self.own.is_some();
-        Ok(match is_replaced {
+    /// Why a restore point exists that this call did not make.
+    fn conflict(&self, existing: &RestorePoint) -> LakeError {
+        match existing.writer != self.id && self.own.is_some() {
             true => LakeError::TakenOver { url: self.store.url().to_owned() },
-            false => LakeError::RestorePointExists { number },
-        })
+            false => LakeError::RestorePointExists { number: existing.number },
+        }
     }
 
     /// Uploads what is new, and returns the files with all their pieces.

@@ -518,10 +518,11 @@ impl MemberThread {
                 why,
                 "the broker was about to stop; the process ends without the rest of its work"
             );
+            (self.parts.options.before_end)();
             std::process::exit(0);
         }
         tracing::warn!(why, "the process restarts and follows the new leader");
-        (self.parts.options.before_restart)();
+        (self.parts.options.before_end)();
         restart(&self.parts.options.restart);
     }
 
