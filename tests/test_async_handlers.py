@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import mqcore
 from awaited import LIMIT
 from mqcore import Decision, DeliveryHandler, QueueOptions, SendAck, errors
+from mqcore._handler_loop import HandlerLoop
 from mqcore.client import Client
 
 ACCEPT = Decision(acknowledge=SendAck.ALWAYS)
@@ -141,3 +143,19 @@ async def test_a_call_that_cancels_itself_fails_alone() -> None:
         return ACCEPT
 
     assert await outcomes(decide) == [number != 5 for number in range(COUNT)]
+
+
+def test_a_stop_before_the_thread_of_handlers_runs_cancels_them() -> None:
+    interval = sys.getswitchinterval()
+    # The stop then comes at any step of the beginning thread.
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(500):
+            handlers = HandlerLoop()
+            loop = handlers.get()
+            future = asyncio.run_coroutine_threadsafe(asyncio.sleep(60), loop)
+            assert handlers.stop(LIMIT)
+            assert loop.is_closed()
+            assert future.cancelled()
+    finally:
+        sys.setswitchinterval(interval)

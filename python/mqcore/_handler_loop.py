@@ -39,15 +39,21 @@ class HandlerLoop:
     def stop(self, patience: float) -> bool:
         """Forget the loop; end it if it is ours. Return whether it ended within `patience` seconds."""
         with self._lock:
-            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+            loop, thread, stopping = self._loop, self._thread, self._stopping
+            self._loop = self._thread = None
         if loop is None or thread is None:
             return True
-        self._stopping.set()
-        loop.call_soon_threadsafe(loop.stop)
+        loop.call_soon_threadsafe(_end, loop, stopping)
         if thread is not threading.current_thread():
             thread.join(patience)
             return not thread.is_alive()
         return True
+
+
+def _end(loop: asyncio.AbstractEventLoop, stopping: threading.Event) -> None:
+    # Both in the loop: the request to stop must end the run that sees the event, not the next one.
+    stopping.set()
+    loop.stop()
 
 
 def _run(loop: asyncio.AbstractEventLoop, stopping: threading.Event) -> None:

@@ -38,6 +38,20 @@ def url() -> Iterator[str]:
 # --- the pool alone --------------------------------------------------------------------------------------------------
 
 
+class Gate:
+    """A place where a job waits."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "gate"
+        self.trace = folder / "gate.trace"
+
+    def wait_for_job(self) -> None:
+        until_lines(self.trace, 1, LIMIT)
+
+    def open(self) -> None:
+        self.path.touch()
+
+
 class Slot:
     """A pool of one process, and the jobs that it gets."""
 
@@ -51,6 +65,9 @@ class Slot:
         self.runs += 1
         call = wire.encode_call(f"sample_jobs.{task}", msgspec.json.encode(args), b"{}", wire.Terms())
         return Assignment(self.runs, f"job-{self.runs}", "default", 1, call, 0.0)
+
+    def hold(self, gate: Gate) -> Assignment:
+        return self.job("hold", str(gate.trace), str(gate.path))
 
     def collect(self, pause: float = 0.02) -> None:
         ready = multiprocessing.connection.wait(list(self.pool.descriptors()), pause)
@@ -77,28 +94,31 @@ def slot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slot]:
         created.pool.close()
 
 
-def test_jobs_behind_a_long_one_are_taken_back_in_their_order(slot: Slot, tmp_path: Path) -> None:
-    trace, gate = tmp_path / "trace", tmp_path / "gate"
-    slot.pool.submit(
-        [slot.job("write", str(trace), "a"), slot.job("wait_for", str(gate)), slot.job("add", 1), slot.job("add", 2)]
-    )
+def test_jobs_behind_a_long_one_are_taken_back_in_their_order(
+    slot: Slot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(tmp_path)
+    slot.pool.submit([slot.job("add", 0), slot.hold(gate), slot.job("add", 1), slot.job("add", 2)])
     slot.until(lambda: slot.of(Ending) == [1])
-    assert slot.pool.recall() > 0, "the second job has only begun"
+    gate.wait_for_job()
+    with monkeypatch.context() as patient:
+        patient.setattr("mqcore.jobs.pool.process._RECALL_SECONDS", 60.0)
+        assert slot.pool.recall() > 0, "the second job has only begun"
     wait_until(lambda: slot.pool.recall() == 0.0, limit=5, what="that the others are taken back")
     slot.until(lambda: len(slot.of(Returned)) == 2)
     # A worker puts each before all others.
     assert slot.of(Returned) == [4, 3]
     assert slot.pool.recall() > 1
-    gate.touch()
+    gate.open()
     slot.until(lambda: slot.of(Ending) == [1, 2])
     assert slot.pool.free == 1
 
 
 def test_a_job_that_has_not_begun_is_cancelled_without_its_process(slot: Slot, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
+    gate = Gate(tmp_path)
     (pid,) = slot.pool.processes
-    slot.pool.submit([slot.job("wait_for", str(gate)), slot.job("add", 1), slot.job("add", 2), slot.job("add", 3)])
-    time.sleep(0.1)
+    slot.pool.submit([slot.hold(gate), slot.job("add", 1), slot.job("add", 2), slot.job("add", 3)])
+    gate.wait_for_job()
     slot.pool.interrupt(3)
     slot.until(lambda: slot.of(Ending) == [3])
     (ending,) = (event for event in slot.events if isinstance(event, Ending))
@@ -106,16 +126,16 @@ def test_a_job_that_has_not_begun_is_cancelled_without_its_process(slot: Slot, t
     assert ending.fault.type == "mqcore.errors.JobCancelled"
     assert slot.of(Returned) == [4, 2]
     assert slot.pool.free == 0, "the process is still busy"
-    gate.touch()
+    gate.open()
     slot.until(lambda: slot.of(Ending) == [3, 1])
     assert slot.pool.processes == [pid]
 
 
 def test_abandoning_a_job_keeps_the_results_before_it_and_returns_those_behind_it(slot: Slot, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
+    gate = Gate(tmp_path)
     (pid,) = slot.pool.processes
-    slot.pool.submit([slot.job("add", 1), slot.job("wait_for", str(gate)), slot.job("add", 2)])
-    time.sleep(0.2)
+    slot.pool.submit([slot.job("add", 1), slot.hold(gate), slot.job("add", 2)])
+    gate.wait_for_job()
     # The result of the first job has not been read.
     slot.pool.abandon(2)
     slot.until(lambda: slot.pool.free == 1)
@@ -126,32 +146,33 @@ def test_abandoning_a_job_keeps_the_results_before_it_and_returns_those_behind_i
 
 
 def test_abandoning_a_job_whose_result_is_on_its_way_kills_nothing(slot: Slot, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
+    gate = Gate(tmp_path)
     (pid,) = slot.pool.processes
-    slot.pool.submit([slot.job("add", 1), slot.job("wait_for", str(gate))])
-    time.sleep(0.2)
+    slot.pool.submit([slot.job("add", 1), slot.hold(gate)])
+    gate.wait_for_job()
     slot.pool.abandon(1)
-    gate.touch()
+    gate.open()
     slot.until(lambda: slot.of(Ending) == [2])
     assert (slot.pool.processes, slot.of(Died), slot.of(Returned)) == ([pid], [], [])
 
 
 def test_abandoning_a_job_that_has_not_begun_kills_nothing(slot: Slot, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
+    gate = Gate(tmp_path)
     (pid,) = slot.pool.processes
-    slot.pool.submit([slot.job("wait_for", str(gate)), slot.job("add", 1), slot.job("add", 2)])
-    time.sleep(0.1)
+    slot.pool.submit([slot.hold(gate), slot.job("add", 1), slot.job("add", 2)])
+    gate.wait_for_job()
     slot.pool.abandon(2)
-    gate.touch()
+    gate.open()
     slot.until(lambda: slot.of(Ending) == [1])
     assert (slot.of(Returned), slot.pool.processes) == ([3], [pid])
 
 
 def test_only_the_job_that_ran_dies_with_its_process(slot: Slot, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
+    gate = Gate(tmp_path)
     (pid,) = slot.pool.processes
-    slot.pool.submit([slot.job("add", 1), slot.job("wait_for", str(gate)), slot.job("add", 2), slot.job("add", 3)])
+    slot.pool.submit([slot.job("add", 1), slot.hold(gate), slot.job("add", 2), slot.job("add", 3)])
     slot.until(lambda: slot.of(Ending) == [1])
+    gate.wait_for_job()
     os.kill(pid, signal.SIGKILL)
     slot.until(lambda: slot.pool.free == 1)
     assert (slot.of(Ending), slot.of(Died), slot.of(Returned)) == ([1], [2], [4, 3])
@@ -246,9 +267,10 @@ def test_the_depth_follows_the_duration_of_jobs(slot: Slot, tmp_path: Path) -> N
         slot.pool._job_seconds = duration
         assert slot.pool.depth == depth
     slot.pool._job_seconds = 0.000_01
-    gate = tmp_path / "gate"
-    slot.pool.submit([slot.job("wait_for", str(gate)), slot.job("add", 1)])
+    gate = Gate(tmp_path)
+    slot.pool.submit([slot.hold(gate), slot.job("add", 1)])
+    gate.wait_for_job()
     wait_until(lambda: slot.pool.recall() == 0.0, limit=5, what="that the second job is taken back")
     assert slot.pool.depth == 1, "the first one takes long"
-    gate.touch()
+    gate.open()
     slot.until(lambda: slot.of(Ending) == [1])

@@ -310,12 +310,12 @@ impl BackupDesk {
                 Wake::Schedules(port) => port.look(),
             }
         }
-        let snapshots = barrier.all_there();
+        let met = barrier.all_there();
         for slot in &self.asked {
             // Writers that have not arrived yet need not pause for a failed backup.
             lock(slot).take();
         }
-        let snapshots = snapshots.map_err(|refused| match refused {
+        let (snapshots, created_ms) = met.map_err(|refused| match refused {
             BackupError::Shard { shard, why } if shard >= self.shards => {
                 BackupError::Side { journal: self.beside[shard - self.shards].journal, why }
             }
@@ -344,7 +344,7 @@ impl BackupDesk {
         }
         let format = directory.manifest_of(&journals_of(&files));
         let held = BackupLock::Running { _pin: pin, _request: request, _directory: directory };
-        Ok(Backup { files, format, shards, live, created_ms: now_ms(), _held: held })
+        Ok(Backup { files, format, shards, live, created_ms, _held: held })
     }
 }
 
@@ -362,6 +362,9 @@ struct BarrierState {
     there: Vec<Option<Snapshot>>,
     missing: usize,
     failed: Option<(usize, String)>,
+    /// When the last writer arrived, in milliseconds since 1970: what was confirmed until then is in the files, and
+    /// nothing later is.
+    met_ms: u64,
     /// The barrier is open.
     over: bool,
 }
@@ -372,7 +375,7 @@ impl WriterBarrier {
         Self {
             pin: Arc::downgrade(pin),
             until: Instant::now() + BARRIER_TIMEOUT,
-            state: Mutex::new(BarrierState { there, missing: shards, failed: None, over: false }),
+            state: Mutex::new(BarrierState { there, missing: shards, failed: None, met_ms: 0, over: false }),
             changed: Condvar::new(),
         }
     }
@@ -392,6 +395,10 @@ impl WriterBarrier {
                     && place.replace(snapshot).is_none()
                 {
                     state.missing -= 1;
+                    if state.missing == 0 {
+                        // The others still wait for this lock.
+                        state.met_ms = now_ms();
+                    }
                 }
             }
             Err(why) => state.failed = Some((writer, why)),
@@ -408,17 +415,45 @@ impl WriterBarrier {
         state
     }
 
-    fn all_there(&self) -> Result<Vec<Snapshot>, BackupError> {
+    /// The files of all writers, and when they met.
+    fn all_there(&self) -> Result<(Vec<Snapshot>, u64), BackupError> {
         let mut state = self.wait(lock(&self.state));
         state.over = true;
         self.changed.notify_all();
         if let Some((shard, why)) = state.failed.take() {
             return Err(BackupError::Shard { shard, why });
         }
-        state.there.drain(..).collect::<Option<_>>().ok_or(BackupError::TooSlow)
+        let snapshots = state.there.drain(..).collect::<Option<_>>().ok_or(BackupError::TooSlow)?;
+        Ok((snapshots, state.met_ms))
     }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_a_backup_is_that_of_the_meeting_of_its_writers() {
+        let barrier = Arc::new(WriterBarrier::new(2, &Arc::new(Pin)));
+        let arrive = |writer| barrier.arrive(writer, Ok(Snapshot { segments: Vec::new(), live: 0 }));
+        std::thread::scope(|scope| {
+            scope.spawn(|| arrive(0));
+            while lock(&barrier.state).missing == 2 {
+                std::thread::yield_now();
+            }
+            std::thread::sleep(Duration::from_millis(5));
+            let before_ms = now_ms();
+            arrive(1);
+            let after_ms = now_ms();
+            // The caller may read the snapshots long after the writers continued.
+            std::thread::sleep(Duration::from_millis(5));
+            let (snapshots, met_ms) = barrier.all_there().unwrap();
+            assert_eq!(snapshots.len(), 2);
+            assert!((before_ms..=after_ms).contains(&met_ms), "{before_ms} {met_ms} {after_ms}");
+        });
+    }
 }

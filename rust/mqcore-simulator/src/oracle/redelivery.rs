@@ -60,9 +60,12 @@ impl Oracle {
     /// A worker receives a job: with it, workers run no more jobs with its key than they may.
     pub(super) fn check_key(&mut self, copy: usize, queue: usize, link: ConnectionId) {
         let Some((key, most)) = self.messages[copy].key.zip(self.queues[queue].concurrency) else { return };
+        // A dead letter runs in another queue, which counts its own jobs.
         let runs = |delivery: &SeenDelivery| {
             let is_open = |link: &SeenLink| link.is_worker && link.ended.is_none() && !link.is_doubtful;
-            delivery.outcome.is_none() && self.links.get(&delivery.link).is_some_and(is_open)
+            delivery.queue == queue
+                && delivery.outcome.is_none()
+                && self.links.get(&delivery.link).is_some_and(is_open)
         };
         if !self.is_worker(link) {
             return;

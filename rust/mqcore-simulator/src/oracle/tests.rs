@@ -217,6 +217,12 @@ fn workers_run_no_more_jobs_with_one_key_than_they_may() {
         "the first one has ended"
     );
     assert_eq!(second(&|oracle| oracle.closed(LINK, 0, LATER), Some(1)), None, "its worker is gone");
+    let move_first = |oracle: &mut Oracle| {
+        oracle.queues[0].dead_letter = Some(1);
+        oracle.settled(0, LINK, false, 10);
+        oracle.delivered(0, 1, LINK, false, LATER);
+    };
+    assert_eq!(second(&move_first, Some(1)), None, "the first one is a dead letter in another queue");
 }
 
 #[test]
