@@ -143,6 +143,16 @@ def test_a_lost_machine_is_restored_from_its_latest_restore_point(store: ObjectS
         assert sorted(consume(broker.url)) == list(range(30, 105))
 
 
+def test_an_idle_broker_makes_no_restore_points(store: ObjectStore, url: str, tmp_path: Path) -> None:
+    with backed_up(tmp_path / "data", url, store) as broker:
+        publish(broker.url, range(10))
+        wait_stored(broker.admin_url)
+        made = moments(url).restore_points
+        for _ in range(3):
+            wait_stored(broker.admin_url)
+        assert moments(url).restore_points == made
+
+
 def test_an_earlier_moment_is_chosen_by_time(store: ObjectStore, url: str, tmp_path: Path) -> None:
     times = []
     with backed_up(tmp_path / "data", url, store) as broker:

@@ -322,9 +322,10 @@ impl<S: Storage> Journal<S> {
         }
     }
 
-    /// Marks everything written so far as durable, and syncs the mark itself.
+    /// Marks everything written so far as durable, and syncs the mark itself. Writes nothing if the journal has not changed
+    /// since: otherwise each snapshot of an idle journal would differ from the one before.
     pub(crate) fn mark_end(&mut self) -> Result<(), JournalError> {
-        if self.tail.back().is_some_and(Writer::needs_mark) {
+        if self.tail.back().is_some_and(|writer| writer.needs_mark() && !writer.ends_with_mark()) {
             self.push_mark();
         }
         self.write()?;

@@ -57,6 +57,8 @@ pub(crate) struct Writer<F> {
     pub(crate) synced: u32,
     /// Value of `synced` in the last mark.
     pub(crate) marked: u32,
+    /// Where the last mark ends.
+    pub(crate) mark_end: u32,
 }
 
 impl<F> Writer<F> {
@@ -71,6 +73,7 @@ impl<F> Writer<F> {
             done: 0,
             synced: HEADER_BYTES,
             marked: HEADER_BYTES,
+            mark_end: HEADER_BYTES,
         }
     }
 
@@ -96,6 +99,11 @@ impl<F> Writer<F> {
     /// Whether the next batch should begin with a mark, because more is durable than the last mark records.
     pub(crate) fn needs_mark(&self) -> bool {
         self.buffer.is_empty() && self.synced > self.marked
+    }
+
+    /// Whether all records are durable, and the last one is a mark that says so of all others.
+    pub(crate) fn ends_with_mark(&self) -> bool {
+        self.buffer.is_empty() && self.synced == self.mark_end
     }
 
     /// Appends a record of this length and returns its place.

@@ -43,6 +43,21 @@ fn copied(disk: &MemoryStorage, snapshot: &Snapshot) -> MemoryStorage {
 }
 
 #[test]
+fn a_snapshot_of_a_journal_that_has_not_changed_is_the_same() {
+    let disk = MemoryStorage::new(1);
+    let (mut journal, _) = Journal::open(disk.clone(), small(), &mut |_, _| {}).unwrap();
+    for sequence in 0..3 {
+        journal.put(sequence, 1, &[b"a message"]).unwrap();
+        let first = journal.snapshot().unwrap();
+        let written = disk.files();
+        for _ in 0..3 {
+            assert_eq!(journal.snapshot().unwrap(), first);
+        }
+        assert_eq!(disk.files(), written);
+    }
+}
+
+#[test]
 fn a_snapshot_copied_later_opens_as_the_journal_was() {
     let mut full = 0;
     let seeds = mqcore_testkit::seeds(100, 1_000);

@@ -194,8 +194,20 @@ impl Store {
     /// # Errors
     /// [`LakeError::Store`].
     pub async fn read(&self, name: &str) -> Result<Bytes, LakeError> {
+        self.read_with_time(name).await.map(|(content, _)| content)
+    }
+
+    /// Reads an object that must exist, and when it was stored, in Unix milliseconds by the clock of the store.
+    ///
+    /// # Errors
+    /// [`LakeError::Store`].
+    pub async fn read_with_time(&self, name: &str) -> Result<(Bytes, u64), LakeError> {
         let path = self.path(name)?;
-        let read = async { self.objects.get(&path).await?.bytes().await };
+        let read = async {
+            let found = self.objects.get(&path).await?;
+            let stored_ms = u64::try_from(found.meta.last_modified.timestamp_millis()).unwrap_or_default();
+            Ok((found.bytes().await?, stored_ms))
+        };
         read.await.map_err(LakeError::store("reading", name))
     }
 

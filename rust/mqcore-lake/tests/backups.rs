@@ -20,6 +20,7 @@ use object_store::path::Path;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::reader::place;
+use crate::source::now_ms;
 use crate::unreliable::{Failure, Unreliable};
 
 /// The valid bytes of each file.
@@ -202,7 +203,7 @@ impl Run {
             let since_ms = self.now_ms.saturating_sub(self.chance.below(8_000));
             // A failed call may have removed as much.
             self.kept_from_ms = self.kept_from_ms.max(since_ms);
-            let _ = self.runtime.block_on(self.writer.expire(since_ms));
+            let _ = self.runtime.block_on(self.writer.expire(since_ms, 0));
         } else {
             self.attempts.insert(self.now_ms, self.directory.content());
             match self.runtime.block_on(add(&mut self.writer, &self.directory, self.now_ms)) {
@@ -329,7 +330,7 @@ async fn pieces_of_a_restore_point_that_was_never_made_are_not_used_by_a_later_o
     assert_eq!(objects.deliver().await, 1);
     directory.append(1, vec![4; 10]);
     assert_eq!(add(&mut writer, &directory, 4).await.expect("a healthy store"), 3);
-    writer.expire(2).await.expect("a healthy store");
+    writer.expire(2, 0).await.expect("a healthy store");
     assert_eq!(points::numbers(&store).await.expect("a healthy store"), [2, 3]);
     let point = points::read(&store, 3).await.expect("a healthy store");
     assert_eq!(restored(&store, &point).await.expect("all of its data"), directory.content());
@@ -386,7 +387,7 @@ async fn data_that_someone_else_removed_is_uploaded_again() {
     directory.segments.insert(2, vec![3; 10_000]);
     let mut writer = BackupWriter::new(store.clone()).object_bytes(1);
     add(&mut writer, &directory, 1).await.expect("a healthy store");
-    assert_eq!(writer.expire(0).await.expect("a healthy store").missing, 0);
+    assert_eq!(writer.find_missing().await.expect("a healthy store"), 0);
     let point = points::read(&store, 1).await.expect("a healthy store");
     let removed = &point.files.last().expect("a segment").pieces[0].object;
     objects.delete(&store.path(removed).expect("a name")).await.expect("it exists");
@@ -394,12 +395,16 @@ async fn data_that_someone_else_removed_is_uploaded_again() {
     add(&mut writer, &directory, 2).await.expect("a healthy store");
     let broken = points::read(&store, 2).await.expect("a healthy store");
     assert!(matches!(restored(&store, &broken).await, Err(TransferError::Missing(_))));
-    assert_eq!(writer.expire(0).await.expect("a healthy store").missing, 1);
-    // Although the files have not changed.
+    assert_eq!(writer.find_missing().await.expect("a healthy store"), 1);
+    assert_eq!(writer.find_missing().await.expect("a healthy store"), 0, "it is reported once");
+    objects.fail(0, Failure::Refused);
+    add(&mut writer, &directory, 3).await.expect_err("it is refused");
+    objects.heal();
+    // Although the files have not changed, and the writer has to read the last restore point.
     assert_eq!(add(&mut writer, &directory, 3).await.expect("a healthy store"), 3);
     let point = points::read(&store, 3).await.expect("a healthy store");
     assert_eq!(restored(&store, &point).await.expect("all of its data"), directory.content());
-    assert_eq!(writer.expire(0).await.expect("a healthy store").missing, 0);
+    assert_eq!(writer.find_missing().await.expect("a healthy store"), 0);
 }
 
 #[tokio::test]
@@ -415,6 +420,80 @@ async fn times_ascend_although_the_clock_was_set_back() {
         let found = points::find(&store, &[1, 2, 3], time_ms).await.expect("a healthy store");
         assert_eq!(found.map(|point| point.number), number, "{time_ms}");
     }
+}
+
+#[tokio::test]
+async fn a_clock_that_was_ahead_removes_nothing_and_spoils_no_later_moment() {
+    const DAY_MS: u64 = 24 * 60 * 60 * 1000;
+    let store = place(Unreliable::new());
+    let mut directory = Directory::new();
+    let mut writer = BackupWriter::new(store.clone());
+    let now = now_ms();
+    for ago in [9, 8, 6, 3] {
+        directory.append(1, vec![2; 10]);
+        add(&mut writer, &directory, now - ago * DAY_MS).await.expect("a healthy store");
+    }
+    // A broker starts with a wrong clock, which is corrected soon.
+    let mut writer = BackupWriter::new(store.clone());
+    directory.append(1, vec![2; 10]);
+    add(&mut writer, &directory, now + 30 * DAY_MS).await.expect("a healthy store");
+    writer.expire(now + 30 * DAY_MS, 7 * DAY_MS).await.expect("a healthy store");
+    directory.append(1, vec![2; 10]);
+    add(&mut writer, &directory, now + 1).await.expect("a healthy store");
+    let numbers = points::numbers(&store).await.expect("a healthy store");
+    assert_eq!(numbers, [2, 3, 4, 5, 6], "the second one has the state of seven days ago");
+    let soon = now + 60 * 1000;
+    for (time_ms, number) in [(now - 7 * DAY_MS, 2), (now - DAY_MS, 4), (soon, 6)] {
+        let found = points::find(&store, &numbers, time_ms).await.expect("a healthy store");
+        assert_eq!(found.expect("a restore point").number, number);
+    }
+    let newest = points::newest(&store).await.expect("a healthy store").expect("a restore point");
+    assert!((now..soon).contains(&newest.created_ms), "{now} {}", newest.created_ms);
+}
+
+#[tokio::test]
+async fn a_comparison_with_an_earlier_writer_can_be_stopped_and_is_not_repeated() {
+    let objects = Unreliable::new();
+    let store = place(objects.clone());
+    let mut directory = Directory::new();
+    for segment in 2..10 {
+        directory.segments.insert(segment, vec![segment as u8; 9 << 20]);
+    }
+    add(&mut BackupWriter::new(store.clone()), &directory, 1).await.expect("a healthy store");
+    let mut writer = BackupWriter::new(store.clone());
+    directory.append(9, vec![1; 10]);
+    let moment = directory.moment(2);
+    let mut comparisons = 0;
+    let mut stop_at = 5;
+    let mut pieces_compared = Vec::new();
+    for _ in 0..3 {
+        let outcome = writer
+            .add(&moment, &directory, &mut |_, total| {
+                comparisons += u64::from(total == 0);
+                comparisons < stop_at
+            })
+            .await;
+        pieces_compared.push(comparisons);
+        stop_at = u64::MAX;
+        comparisons = 0;
+        // The next attempt fails when all is compared.
+        match pieces_compared.len() {
+            1 => {
+                assert!(matches!(outcome, Err(TransferError::Stopped)));
+                objects.fail(0, Failure::Refused);
+            }
+            2 => {
+                outcome.expect_err("the store refuses");
+                objects.heal();
+            }
+            _ => assert_eq!(outcome.expect("a healthy store").number, 2),
+        }
+    }
+    assert_eq!(pieces_compared[0], 5, "stopped after five pieces");
+    assert!(pieces_compared[1] >= 8, "all others: {pieces_compared:?}");
+    assert_eq!(pieces_compared[2], 1, "only the catalog: {pieces_compared:?}");
+    let point = points::newest(&store).await.expect("a healthy store").expect("it was stored");
+    assert_eq!(restored(&store, &point).await.expect("all of its data"), directory.content());
 }
 
 #[tokio::test]

@@ -113,6 +113,9 @@ impl<S: Storage> Journal<S> {
         format::push_varint(&mut body, u64::from(synced));
         push_count(&mut body, self.state.segments.get(&number), self.state.next_sequence);
         self.push_bookkeeping(RecordKind::Mark, &body);
+        if let Some(writer) = self.tail.back_mut() {
+            writer.mark_end = writer.position();
+        }
     }
 
     /// Ends the last segment. The seal names the next one: a failed creation may have left an unused file between them.

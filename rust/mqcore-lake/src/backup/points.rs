@@ -6,6 +6,8 @@ use crate::store::Store;
 
 const DIRECTORY: &str = "points/";
 const SUFFIX: &str = ".json.zst";
+/// How far the clock of a broker may be ahead of that of the store before the store is believed.
+const AHEAD_MAX_MS: u64 = 5 * 60 * 1000;
 
 /// Returns the name of a restore point's object.
 pub(crate) fn name(number: u64) -> String {
@@ -24,12 +26,18 @@ pub async fn numbers(store: &Store) -> Result<Vec<u64>, LakeError> {
     Ok(numbers)
 }
 
-/// Reads a restore point.
+/// Reads a restore point. No moment is later than the upload of its restore point, so a time that is much later is that of
+/// a wrong clock, and the time of the upload replaces it.
 ///
 /// # Errors
 /// [`LakeError::Store`] and [`LakeError::RestorePoint`].
 pub async fn read(store: &Store, number: u64) -> Result<RestorePoint, LakeError> {
-    RestorePoint::decode(number, &store.read(&name(number)).await?)
+    let (content, stored_ms) = store.read_with_time(&name(number)).await?;
+    let mut point = RestorePoint::decode(number, &content)?;
+    if point.created_ms > stored_ms.saturating_add(AHEAD_MAX_MS) {
+        point.created_ms = stored_ms;
+    }
+    Ok(point)
 }
 
 /// Reads the newest restore point; `None`: there is none.

@@ -100,17 +100,33 @@ impl PieceReader {
     }
 }
 
-/// Counts the pieces, from the first on, whose content the file has.
-pub(crate) fn matching(file: &mut dyn FileContent, pieces: &[FilePiece]) -> io::Result<usize> {
-    for (number, piece) in pieces.iter().enumerate() {
-        match exactly(file, piece.bytes) {
-            Ok(bytes) if hexadecimal(&Sha256::digest(&bytes)) == piece.sha256 => {}
-            Ok(_) => return Ok(number),
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(number),
-            Err(error) => return Err(error),
+/// Compares a file with its pieces, in their order.
+pub(crate) struct Comparison {
+    file: Box<dyn FileContent>,
+    /// Offset of the next piece.
+    at: u64,
+}
+
+impl Comparison {
+    pub(crate) fn new(file: Box<dyn FileContent>) -> Self {
+        Self { file, at: 0 }
+    }
+
+    /// Takes the next piece as compared.
+    pub(crate) fn skip(&mut self, piece: &FilePiece) {
+        self.at += piece.bytes;
+    }
+
+    /// Whether the file has the content of the next piece.
+    pub(crate) fn is_same(&mut self, piece: &FilePiece) -> io::Result<bool> {
+        self.file.seek(SeekFrom::Start(self.at))?;
+        self.at += piece.bytes;
+        match exactly(&mut *self.file, piece.bytes) {
+            Ok(bytes) => Ok(hexadecimal(&Sha256::digest(&bytes)) == piece.sha256),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+            Err(error) => Err(error),
         }
     }
-    Ok(pieces.len())
 }
 
 fn exactly(file: &mut dyn FileContent, bytes: u64) -> io::Result<Vec<u8>> {

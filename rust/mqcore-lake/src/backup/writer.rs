@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use crate::backup::point::{FilePiece, PointFile, RestorePoint, SCHEMA, kept};
 use crate::backup::points;
-use crate::backup::upload::{self, DataObject, PieceReader, matching};
+use crate::backup::upload::{self, Comparison, DataObject, PieceReader};
 use crate::error::LakeError;
 use crate::store::Store;
 use crate::transfer::{TransferError, TransferProgress};
@@ -58,15 +58,13 @@ pub struct Stored {
     pub uploaded: u64,
 }
 
-/// Objects that [`BackupWriter::expire`] removed or missed.
+/// What [`BackupWriter::expire`] removed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Expired {
-    /// Number of removed restore points.
+    /// Number of restore points.
     pub points: u64,
-    /// Number of removed data objects.
+    /// Number of data objects.
     pub objects: u64,
-    /// Number of data objects that the newest restore point uses and that someone else has removed.
-    pub missing: u64,
 }
 
 /// Adds restore points to a store, of which it is the only writer.
@@ -86,6 +84,10 @@ pub struct BackupWriter {
     unfinished: BTreeMap<String, PointFile>,
     /// The number of that restore point.
     unfinished_for: u64,
+    /// Pieces that the files of this machine have, of restore points of other writers.
+    compared: BTreeSet<(String, u64)>,
+    /// Data objects that someone else has removed and that the newest restore point uses.
+    missing: BTreeSet<String>,
 }
 
 impl BackupWriter {
@@ -101,6 +103,8 @@ impl BackupWriter {
             own: None,
             unfinished: BTreeMap::new(),
             unfinished_for: 0,
+            compared: BTreeSet::new(),
+            missing: BTreeSet::new(),
         }
     }
 
@@ -120,8 +124,9 @@ impl BackupWriter {
 
     /// Stores a moment as a new restore point, unless the newest one already contains it.
     ///
-    /// `progress` gets the number of bytes that were read and that are new. After an error, the next call continues with
-    /// what was uploaded.
+    /// `progress` gets the number of bytes that were read and that are new, and two zeros while the first call compares
+    /// the files with those of an earlier writer. After an error, the next call continues with what was compared and
+    /// uploaded.
     ///
     /// # Errors
     /// - [`TransferError::File`]: a file cannot be read. [`TransferError::Stopped`]: `progress` returned false.
@@ -135,10 +140,16 @@ impl BackupWriter {
         progress: &mut TransferProgress<'_>,
     ) -> Result<Stored, TransferError> {
         // It stays unknown if this call fails.
-        let newest = match self.newest.take() {
+        let mut newest = match self.newest.take() {
             Some(newest) => newest,
-            None => self.read_newest(moment, source).await?,
+            None => self.read_newest(moment, source, progress).await?,
         };
+        for file in newest.iter_mut().flat_map(|newest| &mut newest.files) {
+            // Without a piece, those behind it have no place in the file.
+            let is_missing = |piece: &FilePiece| self.missing.contains(&piece.object);
+            let whole = file.pieces.iter().position(is_missing).unwrap_or(file.pieces.len());
+            file.pieces.truncate(whole);
+        }
         let number = newest.as_ref().map_or(1, |newest| newest.number + 1);
         if self.unfinished_for != number {
             // A later restore point must not use pieces of an earlier one that was never made.
@@ -168,10 +179,12 @@ impl BackupWriter {
         // A repeated request finds the object of its first attempt, and one that was thought lost may have arrived.
         if !self.store.create(&points::name(number), object).await? {
             let existing = points::read(&self.store, number).await?;
-            if existing != point {
+            if (RestorePoint { created_ms: point.created_ms, ..existing.clone() }) != point {
                 return Err(self.conflict(&existing).into());
             }
         }
+        self.compared.clear();
+        self.missing.clear();
         self.own = Some(number);
         self.newest = Some(Some(point));
         Ok(Stored { number, uploaded })
@@ -182,6 +195,7 @@ impl BackupWriter {
         &mut self,
         moment: &BackupMoment,
         source: &dyn FileSource,
+        progress: &mut TransferProgress<'_>,
     ) -> Result<Option<RestorePoint>, TransferError> {
         if !self.is_probed {
             self.store.probe("").await?;
@@ -196,14 +210,42 @@ impl BackupWriter {
             return Err(LakeError::TakenOver { url: self.store.url().to_owned() }.into());
         }
         // The files of this machine may have had another past since, as after the restore of an older restore point.
-        let journals =
-            BTreeMap::from_iter(moment.files.iter().map(|file| (file.name.as_str(), file.journal)));
+        let files = BTreeMap::from_iter(moment.files.iter().map(|file| (file.name.as_str(), file)));
         for before in &mut newest.files {
-            if journals.get(before.name.as_str()) == Some(&before.journal) {
-                before.pieces.truncate(matching(&mut *source.open(&before.name)?, &before.pieces)?);
+            if let Some(file) = files.get(before.name.as_str()).filter(|file| file.journal == before.journal)
+            {
+                let same = self.same_pieces(before, file, source, progress)?;
+                before.pieces.truncate(same);
             }
         }
         Ok(Some(newest))
+    }
+
+    /// Counts the pieces, from the first on, whose content a file has. A stop of the broker interrupts it, and pieces of
+    /// segments are compared once: it can take longer than another writer needs for the next restore point.
+    fn same_pieces(
+        &mut self,
+        before: &PointFile,
+        file: &MomentFile,
+        source: &dyn FileSource,
+        progress: &mut TransferProgress<'_>,
+    ) -> Result<usize, TransferError> {
+        let mut comparison = Comparison::new(source.open(&before.name)?);
+        for (number, piece) in before.pieces.iter().enumerate() {
+            let place = (piece.object.clone(), piece.at);
+            if file.is_append_only && self.compared.contains(&place) {
+                comparison.skip(piece);
+                continue;
+            }
+            if !progress(0, 0) {
+                return Err(TransferError::Stopped);
+            }
+            if !comparison.is_same(piece)? {
+                return Ok(number);
+            }
+            self.compared.insert(place);
+        }
+        Ok(before.pieces.len())
     }
 
     /// Why a restore point exists that this call did not make.
@@ -269,20 +311,21 @@ impl BackupWriter {
         Ok((files, uploaded))
     }
 
-    /// Removes restore points that are not needed to restore any moment from `since_ms` on, and data objects that no
-    /// other restore point uses. The newest restore point stays.
+    /// Removes restore points that are not needed to restore any moment of the last `keep_ms` before `now_ms`, and data
+    /// objects that no other restore point uses. The newest restore point stays.
     ///
-    /// If data objects of the newest restore point are missing, the next one will contain them again.
+    /// The newest restore point bounds `now_ms`: a clock that is ahead must not remove what is still needed.
     ///
     /// # Errors
     /// [`LakeError::Store`] and [`LakeError::RestorePoint`]. A later call removes the rest.
-    pub async fn expire(&mut self, since_ms: u64) -> Result<Expired, LakeError> {
-        // The newest restore point was complete before this list, so the list has its objects.
+    pub async fn expire(&mut self, now_ms: u64, keep_ms: u64) -> Result<Expired, LakeError> {
         let mut objects = upload::objects(&self.store).await?;
-        let missing = self.give_up_missing(&objects);
         let numbers = points::numbers(&self.store).await?;
+        let Some(&newest) = numbers.last() else { return Ok(Expired::default()) };
+        let newest_ms = points::read(&self.store, newest).await?.created_ms;
+        let since_ms = now_ms.min(newest_ms).saturating_sub(keep_ms);
         let Some(oldest) = points::find(&self.store, &numbers, since_ms).await? else {
-            return Ok(Expired { missing, ..Expired::default() });
+            return Ok(Expired::default());
         };
         let used = BTreeSet::from_iter(
             oldest.files.iter().flat_map(|file| &file.pieces).map(|piece| piece.object.as_str()),
@@ -300,22 +343,23 @@ impl BackupWriter {
         };
         objects.retain(is_obsolete);
         self.store.delete(&objects).await?;
-        Ok(Expired { points: expired.len() as u64, objects: objects.len() as u64, missing })
+        Ok(Expired { points: expired.len() as u64, objects: objects.len() as u64 })
     }
 
-    /// Forgets pieces whose data objects do not exist, so that they are uploaded again. Returns the number of these objects.
-    fn give_up_missing(&mut self, existing: &[String]) -> u64 {
-        let existing: BTreeSet<&str> = existing.iter().map(String::as_str).collect();
-        let mut missing = BTreeSet::new();
-        for file in self.newest.iter_mut().flatten().flat_map(|newest| &mut newest.files) {
-            let is_missing = |piece: &FilePiece| !existing.contains(piece.object.as_str());
-            missing.extend(
-                file.pieces.iter().filter(|piece| is_missing(piece)).map(|piece| piece.object.clone()),
-            );
-            let whole = file.pieces.iter().position(is_missing).unwrap_or(file.pieces.len());
-            file.pieces.truncate(whole);
-        }
-        missing.len() as u64
+    /// Finds data objects of the newest restore point that someone else has removed. The next restore point will contain
+    /// their data again. Returns how many there are that no earlier call has found.
+    ///
+    /// # Errors
+    /// [`LakeError::Store`].
+    pub async fn find_missing(&mut self) -> Result<usize, LakeError> {
+        // The newest restore point was complete before this list, so the list has its objects.
+        let existing = BTreeSet::from_iter(upload::objects(&self.store).await?);
+        let pieces =
+            self.newest.iter().flatten().flat_map(|newest| &newest.files).flat_map(|file| &file.pieces);
+        let missing = pieces.map(|piece| &piece.object).filter(|object| !existing.contains(*object));
+        let before = self.missing.len();
+        self.missing.extend(missing.cloned());
+        Ok(self.missing.len() - before)
     }
 }
 
@@ -325,7 +369,14 @@ fn missing_bytes(file: &PointFile) -> u64 {
 
 /// How many pieces a file keeps that is replaced as a whole: all or none.
 fn unchanged(pieces: &[FilePiece], file: &MomentFile, source: &dyn FileSource) -> io::Result<usize> {
-    let is_same = pieces.iter().map(|piece| piece.bytes).sum::<u64>() == file.bytes
-        && matching(&mut *source.open(&file.name)?, pieces)? == pieces.len();
-    Ok(if is_same { pieces.len() } else { 0 })
+    if pieces.iter().map(|piece| piece.bytes).sum::<u64>() != file.bytes {
+        return Ok(0);
+    }
+    let mut comparison = Comparison::new(source.open(&file.name)?);
+    for piece in pieces {
+        if !comparison.is_same(piece)? {
+            return Ok(0);
+        }
+    }
+    Ok(pieces.len())
 }

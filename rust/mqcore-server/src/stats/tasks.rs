@@ -60,8 +60,9 @@ pub(crate) struct BackupCounters {
     pub(crate) state: TaskState,
     /// Time between two restore points, in milliseconds; 0: there is no continuous backup.
     interval_ms: AtomicU64,
-    /// When it was started, in Unix milliseconds.
-    started_ms: AtomicU64,
+    /// When it was started, or the latest moment that can be restored, by the broker's own clock: the age of that moment
+    /// must not depend on a system clock that is set meanwhile.
+    since: AtomicU64,
     /// The latest moment that can be restored, in Unix milliseconds; 0: none since the start.
     stored_ms: AtomicU64,
     /// Bytes of the current upload that are done, and all of them; 0: no upload.
@@ -90,14 +91,15 @@ impl BackupCounters {
 
     /// A continuous backup starts.
     pub(crate) fn started(&self, interval: Duration, now: Timestamp) {
-        self.started_ms.store(now.0, Ordering::Relaxed);
+        self.since.store(now.0, Ordering::Relaxed);
         let interval_ms = u64::try_from(interval.as_millis()).unwrap_or(u64::MAX).max(1);
         self.interval_ms.store(interval_ms, Ordering::Relaxed);
     }
 
-    /// A moment can be restored.
-    pub(crate) fn stored(&self, moment_ms: u64) {
+    /// A moment, which was at `since`, can be restored.
+    pub(crate) fn stored(&self, moment_ms: u64, since: Timestamp) {
         self.stored_ms.store(moment_ms, Ordering::Relaxed);
+        self.since.store(since.0, Ordering::Relaxed);
     }
 
     /// Some bytes of an upload are done; the total is 0 when it has ended.
@@ -113,8 +115,7 @@ impl BackupCounters {
             return None;
         }
         let stored_ms = Some(self.stored_ms.load(Ordering::Relaxed)).filter(|at| *at > 0);
-        let since = stored_ms.unwrap_or_else(|| self.started_ms.load(Ordering::Relaxed));
-        let age_ms = now.0.saturating_sub(since);
+        let age_ms = now.0.saturating_sub(self.since.load(Ordering::Relaxed));
         let total = self.total_bytes.load(Ordering::Relaxed);
         let failure = self.state.failure();
         let late_ms = interval_ms.saturating_mul(2).saturating_add(Self::PATIENCE_MS);
@@ -136,9 +137,10 @@ mod tests {
         let lag = counters.lag(Timestamp(51_000)).expect("it has started");
         assert_eq!((lag.stored_ms, lag.age_ms, lag.is_lagging), (None, 50_000, false));
         assert!(counters.lag(Timestamp(51_001)).expect("it has started").is_lagging);
-        counters.stored(50_000);
+        // The system clock is an hour ahead.
+        counters.stored(3_650_000, Timestamp(50_000));
         let lag = counters.lag(Timestamp(51_001)).expect("it has started");
-        assert_eq!((lag.stored_ms, lag.age_ms, lag.is_lagging), (Some(50_000), 1_001, false));
+        assert_eq!((lag.stored_ms, lag.age_ms, lag.is_lagging), (Some(3_650_000), 1_001, false));
         counters.state.failed(&"refused", Timestamp(52_000));
         assert!(counters.lag(Timestamp(52_000)).expect("it has started").is_lagging);
         counters.state.recovered();

@@ -300,7 +300,7 @@ impl BackupDesk {
         }
         let pin = current.pin.upgrade().unwrap_or_else(|| Arc::new(Pin));
         current.pin = Arc::downgrade(&pin);
-        let barrier = Arc::new(WriterBarrier::new(self.asked.len(), &pin));
+        let barrier = Arc::new(WriterBarrier::new(self.asked.len(), &pin, BARRIER_TIMEOUT));
         for slot in &self.asked {
             *lock(slot) = Some(Arc::clone(&barrier));
         }
@@ -370,11 +370,11 @@ struct BarrierState {
 }
 
 impl WriterBarrier {
-    fn new(shards: usize, pin: &Arc<Pin>) -> Self {
+    fn new(shards: usize, pin: &Arc<Pin>, timeout: Duration) -> Self {
         let there = (0..shards).map(|_| None).collect();
         Self {
             pin: Arc::downgrade(pin),
-            until: Instant::now() + BARRIER_TIMEOUT,
+            until: Instant::now() + timeout,
             state: Mutex::new(BarrierState { there, missing: shards, failed: None, met_ms: 0, over: false }),
             changed: Condvar::new(),
         }
@@ -389,8 +389,9 @@ impl WriterBarrier {
     pub(crate) fn arrive(&self, writer: usize, snapshot: Result<Snapshot, String>) {
         let mut state = lock(&self.state);
         match snapshot {
+            // A writer that arrives too late does not count: others no longer wait, and confirm messages again.
+            Ok(_) if state.over || Instant::now() >= self.until => {}
             Ok(snapshot) => {
-                // A writer that arrives too late has no slot.
                 if let Some(place) = state.there.get_mut(writer)
                     && place.replace(snapshot).is_none()
                 {
@@ -438,7 +439,7 @@ mod tests {
 
     #[test]
     fn the_time_of_a_backup_is_that_of_the_meeting_of_its_writers() {
-        let barrier = Arc::new(WriterBarrier::new(2, &Arc::new(Pin)));
+        let barrier = WriterBarrier::new(2, &Arc::new(Pin), BARRIER_TIMEOUT);
         let arrive = |writer| barrier.arrive(writer, Ok(Snapshot { segments: Vec::new(), live: 0 }));
         std::thread::scope(|scope| {
             scope.spawn(|| arrive(0));
@@ -455,5 +456,15 @@ mod tests {
             assert_eq!(snapshots.len(), 2);
             assert!((before_ms..=after_ms).contains(&met_ms), "{before_ms} {met_ms} {after_ms}");
         });
+    }
+
+    #[test]
+    fn a_writer_that_arrives_after_the_others_have_left_does_not_count() {
+        let barrier = WriterBarrier::new(2, &Arc::new(Pin), Duration::from_millis(20));
+        for writer in 0..2 {
+            // The first one waits until the timeout.
+            barrier.arrive(writer, Ok(Snapshot { segments: Vec::new(), live: 0 }));
+        }
+        assert!(matches!(barrier.all_there(), Err(BackupError::TooSlow)));
     }
 }

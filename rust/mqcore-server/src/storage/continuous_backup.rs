@@ -121,6 +121,7 @@ impl BackupThread {
             // During an outage of the store, journals continue to remove files.
             until_stop(&self.runtime, &self.hub, self.writer.reach())?;
         }
+        let now = self.hub.clock.now();
         let backup = self.hub.backups.pause_writers(BackupKind::Continuous)?;
         let (moment, files) = (moment(&backup), PausedFiles::of(&backup));
         let hub = Arc::clone(&self.hub);
@@ -137,27 +138,30 @@ impl BackupThread {
             counters.bytes.add(stored.uploaded);
             tracing::debug!(number = stored.number, bytes = stored.uploaded, "made a restore point");
         }
-        counters.stored(moment.created_ms);
+        counters.stored(moment.created_ms, now);
         Ok(())
     }
 
-    /// Removes restore points that are too old, from time to time.
+    /// Looks for removed data, and removes restore points that are too old, from time to time.
     fn expire(&mut self) -> Result<(), ContinuousBackupError> {
         let interval = EXPIRY_INTERVAL.min(self.config.keep / EXPIRIES);
         if self.expired.is_some_and(|expired| expired.elapsed() < interval) {
             return Ok(());
         }
-        let keep_ms = u64::try_from(self.config.keep.as_millis()).unwrap_or(u64::MAX);
-        let since_ms = self.hub.clock.system_ms().saturating_sub(keep_ms);
-        let expiring = async { self.writer.expire(since_ms).await.map_err(ContinuousBackupError::Expiry) };
-        let expired = until_stop(&self.runtime, &self.hub, expiring)?;
-        if expired.missing > 0 {
+        let finding = async { self.writer.find_missing().await.map_err(ContinuousBackupError::Expiry) };
+        let missing = until_stop(&self.runtime, &self.hub, finding)?;
+        if missing > 0 {
             tracing::error!(
-                objects = expired.missing,
+                objects = missing,
                 "someone has removed data of the continuous backup; earlier restore points cannot be restored, and the \
                  next one will contain this data again"
             );
         }
+        let keep_ms = u64::try_from(self.config.keep.as_millis()).unwrap_or(u64::MAX);
+        let now_ms = self.hub.clock.system_ms();
+        let expiring =
+            async { self.writer.expire(now_ms, keep_ms).await.map_err(ContinuousBackupError::Expiry) };
+        let expired = until_stop(&self.runtime, &self.hub, expiring)?;
         if expired.points > 0 {
             tracing::debug!(points = expired.points, objects = expired.objects, "removed old restore points");
         }
