@@ -64,6 +64,16 @@ pub(crate) fn with_settings(
     Ok((serde_json::from_value(json).map_err(invalid)?, outdated))
 }
 
+/// Returns the snapshots that have a name: the current one, and those of tags and branches, which operators create to keep
+/// them. The library has no list of these names.
+pub(crate) fn named_snapshots(metadata: &TableMetadata, location: &str) -> Result<HashSet<i64>, LakeError> {
+    let json = serde_json::to_value(metadata)
+        .map_err(|error| LakeError::Table { location: location.to_owned(), why: error.to_string() })?;
+    let named = json["refs"].as_object().into_iter().flatten();
+    let named = named.filter_map(|(_, name)| name["snapshot-id"].as_i64());
+    Ok(named.chain(metadata.current_snapshot_id()).collect())
+}
+
 /// Returns the counts that Iceberg's metadata tables show.
 pub(crate) fn summary(change: &Change, live: &[LiveFile]) -> Summary {
     let rows = |files: &mut dyn Iterator<Item = &DataFile>| {

@@ -14,7 +14,7 @@ use parquet::schema::types::SchemaDescriptor;
 use uuid::Uuid;
 
 use crate::catalog::{Catalog, NextState, Versioned};
-use crate::change::{Change, METADATA_KEPT, summary, with_settings};
+use crate::change::{Change, METADATA_KEPT, named_snapshots, summary, with_settings};
 use crate::error::LakeError;
 use crate::files::{LiveFile, WrittenFile};
 use crate::location::LakeLocation;
@@ -358,11 +358,11 @@ impl IcebergTable {
         }
     }
 
-    /// Removes snapshots that are older than `before_ms` and those that can be [thinned out](thinned), except the current one,
-    /// and the files that only they use.
+    /// Removes snapshots that are older than `before_ms` and those that can be [thinned out](thinned), except the current one
+    /// and those that a tag or a branch names, and the files that only they use.
     pub(crate) async fn expire(&mut self, before_ms: u64, now_ms: u64) -> Result<u64, LakeError> {
         let metadata = &self.current.metadata;
-        let current = metadata.current_snapshot_id();
+        let named = named_snapshots(metadata, &self.current.location)?;
         let before = i64::try_from(before_ms).unwrap_or(i64::MAX);
         let times: BTreeMap<(i64, i64), i64> = metadata
             .snapshots()
@@ -371,7 +371,7 @@ impl IcebergTable {
         let thinned = thinned(&times, i64::try_from(now_ms).unwrap_or(i64::MAX));
         let expired: Vec<i64> = times
             .into_iter()
-            .filter(|((time, _), id)| (*time < before || thinned.contains(id)) && Some(*id) != current)
+            .filter(|((time, _), id)| (*time < before || thinned.contains(id)) && !named.contains(id))
             .map(|(_, id)| id)
             .collect();
         if expired.is_empty() {

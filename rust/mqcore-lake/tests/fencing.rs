@@ -157,6 +157,56 @@ async fn small_files_are_merged_and_expired_snapshots_leave_nothing_behind() {
 }
 
 #[tokio::test]
+async fn snapshots_that_a_tag_names_stay_with_their_files() {
+    let objects = Unreliable::new();
+    let store = place(objects.clone());
+    let mut source = Source::new(77);
+    let mut lake = Lake::open(store.clone(), options(77), None, now_ms()).await.expect("a healthy store");
+    for _ in 0..9 {
+        source.note(DAY_MS);
+        source.seal();
+        archive(&mut lake, &source).await.expect("a healthy store");
+    }
+    drop(lake);
+    // Another program tags a snapshot while the broker is stopped.
+    let versions = async || {
+        let names = objects.names().await;
+        let version = |name: &String| -> Option<u64> {
+            name.rsplit_once("/v")?.1.strip_suffix(".metadata.json")?.parse().ok()
+        };
+        let newest = names.iter().filter(|name| name.contains("/steps/")).max_by_key(|name| version(name));
+        let newest = newest.expect("a table").clone();
+        (version(&newest).expect("a number"), newest)
+    };
+    let (version, newest) = versions().await;
+    let metadata = async |name: &str| -> serde_json::Value {
+        let bytes = store.read(store.name(&store.location(name)).expect("below the URL")).await;
+        serde_json::from_slice(&bytes.expect("a healthy store")).expect("JSON")
+    };
+    let name =
+        |path: &str| path.split_once("steps/").map(|(_, rest)| format!("steps/{rest}")).expect("a table");
+    let mut changed = metadata(&name(&newest)).await;
+    let tagged = changed["snapshots"][3]["snapshot-id"].clone();
+    changed["refs"]["audit"] = serde_json::json!({"snapshot-id": tagged, "type": "tag"});
+    let next = name(&newest).replace(&format!("/v{version}."), &format!("/v{}.", version + 1));
+    assert!(store.create(&next, changed.to_string().into()).await.expect("a healthy store"));
+
+    let mut lake = Lake::open(store.clone(), options(77), None, now_ms()).await.expect("a healthy store");
+    while lake.compact(now_ms(), &|| false).await.expect("a healthy store").is_some() {}
+    for _ in 0..2 {
+        lake.expire(now_ms() + 3 * DAY_MS).await.expect("a healthy store");
+    }
+    let (_, newest) = versions().await;
+    let after = metadata(&name(&newest)).await;
+    assert_eq!(after["refs"]["audit"]["snapshot-id"], tagged);
+    let left = after["snapshots"].as_array().expect("a list");
+    assert_eq!(left.len(), 2, "the current one and the tagged one");
+    let data = objects.names().await.iter().filter(|name| name.ends_with(".parquet")).count();
+    assert!(data > 1, "the merged file and those that the tagged snapshot has: {data}");
+    assert_eq!(read(&store).await, source.written);
+}
+
+#[tokio::test]
 async fn a_reader_notices_that_its_version_is_long_gone() {
     let store = place(Unreliable::new());
     let mut source = Source::new(77);
