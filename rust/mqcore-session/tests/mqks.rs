@@ -327,6 +327,22 @@ fn failed_request_gets_an_error_number_and_a_logged_reason() {
 }
 
 #[test]
+fn one_line_becomes_few_commands_however_many_queues_its_consumer_has() {
+    let mut world = World::new(1);
+    let connection = world.connect();
+    let lines: Vec<_> = (0..65).map(|n| format!("c consume q{n} e{n}\n")).collect();
+    world.send(connection, lines.concat().as_bytes(), false);
+    let session = &mut world.peers.get_mut(&connection).unwrap().session;
+    let errors = session.take_request_errors();
+    assert_eq!(errors.len(), 1);
+    assert!(errors[0].reason.contains("at most 64 queues"), "{}", errors[0].reason);
+    let input = b"1 ack c --all\n".repeat(100);
+    let (mut commands, mut output) = (Vec::new(), Vec::new());
+    session.receive(&input, world.now, &mut commands, &mut output).unwrap();
+    assert_eq!(commands.len(), 6_400);
+}
+
+#[test]
 fn a_publish_after_a_consume_finds_the_queue() {
     for last in [false, true] {
         let mut world = World::new(3);

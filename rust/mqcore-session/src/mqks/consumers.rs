@@ -7,6 +7,9 @@ use mqcore_broker::model::id::{QueueAddress, Tag};
 /// Maximum consumers of one connection; further ones are rejected.
 pub(super) const CONSUMERS_MAX: usize = 16_384;
 
+/// Maximum queues of one consumer id. A line such as `ack ID --all` becomes a command for each.
+pub(super) const QUEUES_MAX: usize = 64;
+
 /// One consumer of one queue. The same id may consume several.
 #[derive(Debug, Clone)]
 pub(super) struct Consumer {
@@ -42,6 +45,9 @@ impl Consumers {
             return Err(format!(
                 "the connection has reached its limit of {CONSUMERS_MAX} consumers; use another connection"
             ));
+        }
+        if self.by_id.get(id).is_some_and(|tags| tags.len() >= QUEUES_MAX) {
+            return Err(format!("a consumer consumes at most {QUEUES_MAX} queues; use another consumer id"));
         }
         self.last = self
             .last
