@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import programs
+from eventmq_peer import EventmqPeer
 from job_processes import SAMPLES, broker_url, working
 from mqcore import errors
 from mqcore._core import AuthorityStore
-from mqcore.jobs import Jobs, Worker
+from mqcore.jobs import Jobs, Worker, wire
 from mqcore.jobs.address import DEFAULT_URL
 from served import clean_environment, serving, wait_until
 
@@ -141,6 +144,42 @@ def test_results_cancellations_and_flows_need_the_right_to_publish_to_the_queue(
         with working(worker, "--queues", "mail", "--pool", "thread"):
             assert waits.result(20) == 2
             assert owner.result(waits.id) == 2
+
+
+def test_reports_of_progress_need_the_right_to_publish_them(guarded: Guarded, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    worker = guarded.url.replace("://", f"://{guarded.worker}@")
+    frontend = "emqp://127.0.0.1:" + guarded.url.partition("frontend=")[2].partition("&")[0]
+
+    def report(peer: EventmqPeer, job: str, fraction: float, note: str) -> None:
+        progress = wire.JobProgress(job, "sample_jobs.wait_for", fraction, note, 1, "worker")
+        peer.say("PUBLISH", "report", f"mqcore.jobs.progress/{job}", msgspec.json.encode(progress))
+
+    with (
+        Jobs(guarded.url, token=guarded.sender) as jobs,
+        working(worker, "--queues", "mail", "--pool", "thread"),
+        EventmqPeer(frontend, token=guarded.sender) as client,
+        EventmqPeer(frontend, token=guarded.worker) as publisher,
+    ):
+        job = jobs.send("sample_jobs.wait_for", [str(gate)], queue="mail")
+        wait_until(lambda: jobs.state(job.id).status == "running", what="the job to run")
+
+        def note() -> str | None:
+            progress = jobs.state(job.id).progress
+            return None if progress is None else progress.note
+
+        report(client, job.id, 0.9, "forged")
+        for _ in range(10):
+            assert note() is None
+            time.sleep(0.05)
+        report(publisher, job.id, 0.1, "reported")
+        wait_until(lambda: note() == "reported", what="the report")
+        report(publisher, job.id, 0.2, "x" * 5_000)
+        for _ in range(10):
+            assert note() == "reported", "a large report is not kept"
+            time.sleep(0.05)
+        gate.touch()
+        job.result(20)
 
 
 def test_revoked_token_ends_waiting_clients_and_a_new_token_works(guarded: Guarded) -> None:

@@ -397,6 +397,20 @@ pub enum JobNotice {
     },
 }
 
+impl JobNotice {
+    /// Approximate memory of the notice.
+    #[must_use]
+    pub fn pending_bytes(&self) -> usize {
+        match self {
+            Self::Told { message, .. } => PLAIN + message.memory_bytes(),
+            Self::Kept(_) | Self::NotKept(_) | Self::Stop { .. } => PLAIN,
+        }
+    }
+}
+
+/// Approximate memory of an event without its message.
+const PLAIN: usize = 128;
+
 /// The outcome of a pull.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PullOutcome {
@@ -535,7 +549,6 @@ impl Event {
     /// Its estimated size in bytes until a session has encoded it: roughly the output and memory that it adds.
     #[must_use]
     pub fn pending_bytes(&self) -> usize {
-        const PLAIN: usize = 128;
         match self {
             // These name a message, and do not contain its body.
             Self::PublishRefused { message, .. }
@@ -551,10 +564,7 @@ impl Event {
             | Self::Custom(message)
             | Self::Responded(message) => PLAIN + message.memory_bytes(),
             Self::Delivered(deliver) => PLAIN + deliver.message.memory_bytes(),
-            Self::Job(notice) => match &**notice {
-                JobNotice::Told { message, .. } => PLAIN + message.memory_bytes(),
-                JobNotice::Kept(_) | JobNotice::NotKept(_) | JobNotice::Stop { .. } => PLAIN,
-            },
+            Self::Job(notice) => notice.pending_bytes(),
             Self::Confirmed(numbers) => PLAIN + size_of_val(numbers.as_slice()),
             Self::BindingsChanged { bindings, .. } => {
                 PLAIN + bindings.topics.iter().map(|topic| topic.as_bytes().len() + 1).sum::<usize>()

@@ -13,6 +13,7 @@ use mqcore_broker::model::rejection::Rejection;
 use mqcore_journal::error::JournalError;
 use mqcore_replication::storage::DataStorage;
 use mqcore_scheduler::scheduler::EntryId;
+use mqcore_session::jobs::LedgerRequest;
 use mqcore_session::schedules::ScheduleEnd;
 use mqcore_state::schedules::keeper::Keeper;
 use mqcore_state::schedules::queues::default_queue;
@@ -30,6 +31,8 @@ use crate::storage::data_dir::{DataDir, SideJournal};
 
 /// Requests taken in one batch.
 const BATCH_MAX: usize = 4_096;
+/// Memory of the answers of one batch, in bytes. Requests are small, and results of jobs may be large.
+const ANSWERS_MAX: usize = 8 << 20;
 /// Time between two rounds of housekeeping.
 const HOUSEKEEPING: Duration = Duration::from_millis(200);
 
@@ -83,9 +86,13 @@ impl ScheduleThread {
                 Err(RecvTimeoutError::Disconnected) => break,
             };
             let mut ended = false;
+            let before = self.rounds.notice_bytes();
             for ask in first.into_iter().chain(asks.try_iter().take(BATCH_MAX)) {
                 ended |= matches!(ask, PortRequest::End);
                 self.handle(ask);
+                if self.rounds.notice_bytes().saturating_sub(before) > ANSWERS_MAX {
+                    break;
+                }
             }
             let outcome = self.round();
             self.answer_ends(&outcome);
@@ -132,6 +139,12 @@ impl ScheduleThread {
             }
             PortRequest::JobEnded(job) => self.rounds.job_ended(job, self.hub.clock.system_ms()),
             PortRequest::Job(asker, request) => {
+                let is_question =
+                    matches!(request, LedgerRequest::Lookup { .. } | LedgerRequest::Await { .. });
+                if is_question && self.hub.registry.find(asker).is_none() {
+                    // It has ended, perhaps because it asked for more than it reads.
+                    return;
+                }
                 self.rounds.job_request(asker, request, self.hub.clock.system_ms());
             }
             PortRequest::JobOfAdmin(asker, request, answer) => {

@@ -241,6 +241,7 @@ impl EventmqSession {
                 self.finish();
             }
             Some((RequestSubject::Told(message), _)) => self.told_allowed(&message, answer, output),
+            Some((RequestSubject::Progress(report), _)) => self.progress_published(&report, &answer, now),
             Some((RequestSubject::Scheduler(id), _)) => {
                 return self.scheduler_allowed(&id, answer, now, output);
             }

@@ -37,6 +37,14 @@ pub(super) struct LedgerCheck {
     pub(super) create: Vec<QueueAddress>,
 }
 
+/// A report of the progress of a job, which counts if the client may publish it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ProgressReport {
+    pub(super) job: Box<[u8]>,
+    /// JSON.
+    pub(super) report: Box<[u8]>,
+}
+
 /// A request of an administrator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AdminRequest {
@@ -63,6 +71,8 @@ pub(super) enum RequestSubject {
     Ledger(Box<LedgerCheck>),
     /// Whether the client may hear this about a job.
     Told(Message),
+    /// Whether the client may publish its report of the progress of a job.
+    Progress(Box<ProgressReport>),
     /// Whether the client may become a scheduler; the id of its request.
     Scheduler(Box<[u8]>),
     /// Whether the client may administer the broker.

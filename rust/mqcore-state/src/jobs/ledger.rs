@@ -88,6 +88,8 @@ pub(crate) struct Ledger {
     /// Changes for the caller to save.
     pub(crate) changes: VecDeque<Change>,
     pub(crate) notices: Vec<(ConnectionId, JobNotice)>,
+    /// Approximate memory of the notices.
+    pub(crate) notice_bytes: usize,
     /// Results for clients of jobs that no session has any more.
     pub(crate) answers: Vec<(Box<str>, Message)>,
     pub(crate) begun: VecDeque<StepJob>,
@@ -197,7 +199,7 @@ impl Ledger {
         let result = earlier.map_or(result, |kept| result_message(&kept.result));
         match receiver {
             EndReceiver::Unneeded => {}
-            EndReceiver::Session(session) => self.notices.push((session, JobNotice::Kept(result))),
+            EndReceiver::Session(session) => self.notify(session, JobNotice::Kept(result)),
             EndReceiver::Client(client) => self.answers.push((client, result)),
         }
     }
@@ -235,7 +237,7 @@ impl Ledger {
         let number = take(next);
         for waiter in self.waiters.remove(&result.id).unwrap_or_default() {
             self.waiting -= 1;
-            self.notices.push((waiter, told_result(&result)));
+            self.notify(waiter, told_result(&result));
         }
         self.changes.push_back(Change::Result(number, result.clone()));
         self.insert(number, result, flow);
@@ -402,13 +404,25 @@ impl Ledger {
         }
     }
 
+    fn notify(&mut self, connection: ConnectionId, notice: JobNotice) {
+        self.notice_bytes += notice.pending_bytes();
+        self.notices.push((connection, notice));
+    }
+
+    /// Takes the notices for sessions.
+    pub(crate) fn take_notices(&mut self) -> Vec<(ConnectionId, JobNotice)> {
+        self.notice_bytes = 0;
+        std::mem::take(&mut self.notices)
+    }
+
     fn tell(&mut self, asker: ConnectionId, queue: Option<QueueAddress>, request: &[u8], answer: &str) {
-        self.notices.push((asker, answered(queue, request, answer)));
+        self.notify(asker, answered(queue, request, answer));
     }
 
     fn await_result(&mut self, asker: ConnectionId, job: Box<[u8]>) {
         if let Some(kept) = self.results.get(&job) {
-            return self.notices.push((asker, told_result(&kept.result)));
+            let result = told_result(&kept.result);
+            return self.notify(asker, result);
         }
         if self.waiting >= WAITERS_MAX {
             // Waiters that have left are not known here; all ask again, and those who wait still do.
@@ -484,7 +498,7 @@ impl Ledger {
         };
         if let Some(running) = running {
             let stop = JobNotice::Stop { job: job.into(), queue, hard };
-            self.notices.push((running.worker, stop));
+            self.notify(running.worker, stop);
         } else if begun {
             self.removed.push((queue, job.into()));
         }

@@ -161,6 +161,12 @@ impl<S: Storage> ScheduleRounds<S> {
         notices
     }
 
+    /// Approximate memory of the notices that wait.
+    #[must_use]
+    pub fn notice_bytes(&self) -> usize {
+        self.keeper.notice_bytes()
+    }
+
     /// Commands that send results of jobs to clients, for their shards. Only after [`ScheduleRounds::end`]. They wait while the disk
     /// is full. If it has failed, no later round could save more, and clients hear the results as they do from workers.
     pub fn take_answers(&mut self) -> Vec<(usize, Command)> {

@@ -12,10 +12,12 @@ use mqcore_wire::eventmq::{self, EmqpCommand};
 
 use super::{EventmqSession, Part};
 use crate::eventmq::ledger::{Flow, JobLedger, LedgerRequest, failed_answer};
-use crate::eventmq::pending::{LedgerCheck, RequestSubject};
+use crate::eventmq::pending::{LedgerCheck, ProgressReport, RequestSubject};
 
 /// Topics to which workers publish the progress of jobs; the job follows.
 const PROGRESS: &[u8] = b"mqcore.jobs.progress/";
+/// Maximum bytes of a report that is kept for clients that ask for the state of a job. Subscribers get larger ones too.
+const PROGRESS_BYTES_MAX: usize = 4 << 10;
 
 impl EventmqSession {
     fn ledger(&self) -> Result<Arc<dyn JobLedger>, String> {
@@ -165,11 +167,22 @@ impl EventmqSession {
     }
 
     /// Notes the progress that a worker publishes.
-    pub(super) fn note_progress(&self, topic: &[u8], report: &[u8]) {
-        if let Some(job) = topic.strip_prefix(PROGRESS)
-            && let Some(ledger) = self.exchange.jobs()
-        {
-            ledger.board().progressed(job, report);
+    pub(super) fn progress_in(&self, topic: &[u8], report: &[u8]) -> Option<ProgressReport> {
+        let job = topic.strip_prefix(PROGRESS).filter(|_| report.len() <= PROGRESS_BYTES_MAX)?;
+        self.exchange.jobs().map(|_| ProgressReport { job: job.into(), report: report.into() })
+    }
+
+    /// The broker has decided whether the client may publish a report.
+    pub(super) fn progress_published(
+        &mut self,
+        progress: &ProgressReport,
+        answer: &Result<Reply, Rejection>,
+        now: Timestamp,
+    ) {
+        match (answer, self.exchange.jobs()) {
+            (Ok(_), Some(ledger)) => ledger.board().progressed(&progress.job, &progress.report),
+            (Ok(_), None) => {}
+            (Err(rejection), _) => self.fail(&progress.job, rejection.to_string(), now),
         }
     }
 }

@@ -18,11 +18,13 @@ impl EventmqSession {
         body: &[u8],
         commands: &mut Vec<Command>,
     ) -> Result<(), String> {
-        self.note_progress(topic, body);
+        let progress = self.progress_in(topic, body);
         let headers = header_line(topic).unwrap_or_default();
         let message = Message::from_parts(id, &headers, body, Properties::default(), self.client.clone());
         let topic = TopicName::new(topic).map_err(|error| error.to_string())?;
-        commands.push(Command::PublishTopic { topic, message, to_producer: false, answer: None });
+        let answer =
+            progress.map(|report| self.pending.expect(RequestSubject::Progress(Box::new(report)), 1));
+        commands.push(Command::PublishTopic { topic, message, to_producer: false, answer });
         Ok(())
     }
 

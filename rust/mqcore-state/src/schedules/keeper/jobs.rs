@@ -88,7 +88,13 @@ impl<S: Storage> Keeper<S> {
 
     /// Notices for sessions about jobs. Must be called after [`Keeper::commit`].
     pub fn take_notices(&mut self) -> Vec<(ConnectionId, JobNotice)> {
-        std::mem::take(&mut self.ledger.notices)
+        self.ledger.take_notices()
+    }
+
+    /// Approximate memory of these notices.
+    #[must_use]
+    pub fn notice_bytes(&self) -> usize {
+        self.ledger.notice_bytes
     }
 
     /// The commands that send results to clients of jobs that no session has any more. Must be called after [`Keeper::commit`].
