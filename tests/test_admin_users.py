@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -139,6 +144,126 @@ def test_a_caller_gives_and_takes_no_more_than_its_own_rights(place: Place) -> N
     assert before == (admin.users(place.url, token=place.token), admin.tokens(place.url, token=place.token))
     admin.set_password(place.url, "eve", "another horse", token=clerk)
     admin.remove_user(place.url, "eve", token=clerk)
+
+
+def forbidden(place: Place, method: str, path: str, body: Any, token: str) -> str:
+    """The error of a request that is forbidden and changes nothing."""
+    before = admin.users(place.url, token=place.token), admin.tokens(place.url, token=place.token)
+    place.tokens["caller"] = token
+    status, error = place.ask(method, path, body, who="caller")
+    assert (status, error["code"]) == (403, "forbidden")
+    assert before == (admin.users(place.url, token=place.token), admin.tokens(place.url, token=place.token))
+    return str(error["message"])
+
+
+def test_credentials_that_expire_make_none_that_are_valid_for_longer(place: Place) -> None:
+    admin.add_user(place.url, "jane", password=PASSWORD, allow=["push:orders/1"], token=place.token)
+    expires_ms = int(time.time() * 1000) + 3_600_000
+    rules = list(RULES["clerk"])
+    created = place.ask("POST", "/tokens", {"name": "short", "allow": rules, "expires_ms": expires_ms})[1]
+    for path, body in [
+        ("/tokens", {"name": "mallory"}),
+        ("/tokens", {"name": "mallory", "expires_ms": expires_ms + 1}),
+        ("/users/mallory", {"password": PASSWORD}),
+        ("/users/jane/password", {"password": "another horse"}),
+    ]:
+        assert f"your own credentials expire at {expires_ms}" in forbidden(place, "POST", path, body, created["token"])
+    body = {"name": "shorter", "allow": ["push:orders/1"], "expires_ms": expires_ms}
+    assert place.ask("POST", "/tokens", body, who="caller")[0] == 200
+    admin.remove_user(place.url, "jane", token=created["token"])
+
+
+@pytest.mark.parametrize(
+    "restrict", [{}, {"addresses": ["0.0.0.0/0"]}, {"addresses": ["127.0.0.1/32", "10.0.0.1"]}, {"client_ids": ["a"]}]
+)
+def test_restricted_credentials_make_none_that_more_peers_can_use(place: Place, restrict: Any) -> None:
+    own = {"name": "local", "allow": list(RULES["clerk"]), "restrict": {"addresses": ["127.0.0.0/8", "::1"]}}
+    token = place.ask("POST", "/tokens", own)[1]["token"]
+    body = {"name": "mallory", "restrict": restrict}
+    assert "your own credentials are restricted to some addresses" in forbidden(place, "POST", "/tokens", body, token)
+    body = {"restrict": restrict}
+    assert "restricted to some addresses" in forbidden(place, "POST", "/users/mallory", body, token)
+    body = {"name": "near", "restrict": {"addresses": ["127.0.0.1"]}}
+    assert place.ask("POST", "/tokens", body, who="caller")[0] == 200
+
+
+class SlowRequest:
+    """A request whose body comes later than its head."""
+
+    def __init__(self, place: Place, path: str, body: bytes, token: str) -> None:
+        host, port = urlsplit(place.url).netloc.rsplit(":", 1)
+        self.socket = socket.create_connection((host, int(port)), timeout=30)
+        self.body = body
+        head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer {token}\r\n"
+        self.socket.sendall(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode())
+
+    def finish(self) -> int:
+        """Send the body, and return the status of the answer."""
+        with self.socket:
+            self.socket.sendall(self.body)
+            return int(self.socket.recv(1000).split()[1])
+
+
+def test_a_request_whose_token_is_revoked_before_its_body_arrives_changes_nothing(place: Place) -> None:
+    created = admin.create_token(place.url, "leaked", allow=["*"], token=place.token)
+    body = json.dumps({"name": "mallory", "allow": ["*"]}).encode()
+    slow = [SlowRequest(place, "/tokens", body, created.token), SlowRequest(place, "/drain", b"{}", created.token)]
+    # The heads are admitted.
+    time.sleep(0.3)
+    admin.revoke_token(place.url, created.id, token=place.token)
+    assert [request.finish() for request in slow] == [401, 401]
+    assert "mallory" not in {token.name for token in admin.tokens(place.url, token=place.token)}
+
+
+def test_requests_without_their_bodies_do_not_block_others_for_long(place: Place) -> None:
+    slow = [SlowRequest(place, "/tokens", b"{}", place.tokens["clerk"]) for _ in range(64)]
+    began = time.monotonic()
+    admin.users(place.url, token=place.token)
+    assert time.monotonic() - began < 20
+    for request in slow:
+        assert b" 408 " in request.socket.recv(1000).splitlines()[0]
+        request.socket.close()
+
+
+def test_a_stream_ends_with_the_token_that_began_it(place: Place) -> None:
+    created = admin.create_token(place.url, "watcher", allow=["inspect"], token=place.token)
+    request = urllib.request.Request(
+        f"{place.url}/stream?topic=overview", headers={"Authorization": f"Bearer {created.token}"}
+    )
+    with urllib.request.urlopen(request, timeout=10) as stream:
+        assert stream.readline().startswith(b"id: ")
+        admin.revoke_token(place.url, created.id, token=place.token)
+        began = time.monotonic()
+        with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+            stream.read()
+        assert time.monotonic() - began < 5
+
+
+def test_the_audit_log_tells_who_was_refused_and_who_created_a_token(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir(mode=0o700)
+    tokens = {name: new_token(data, name, *RULES[name]) for name in ("all", "clerk")}
+    with serving("--admin", "http://127.0.0.1:0", "--data-dir", str(data)) as broker:
+        place = Place(broker, tokens)
+        assert place.ask("POST", "/tokens", {"name": "mallory", "allow": ["*"]}, who="clerk")[0] == 403
+        created = admin.create_token(place.url, "new", allow=["push:orders/*"], token=tokens["clerk"])
+
+        def written() -> list[tuple[str, str, str]]:
+            lines = [json.loads(line) for line in (data / "audit.jsonl").read_text().splitlines()]
+            of_tokens = [line for line in lines if (line.get("resource") or "").startswith("/tokens")]
+            return [(line["resource"], line["who"], line["verdict"]) for line in of_tokens]
+
+        expected = [
+            ("/tokens", "clerk", "allowed"),
+            ("/tokens", "clerk", "denied"),
+            ("/tokens", "clerk", "allowed"),
+            (f"/tokens/{created.id}", "clerk", "allowed"),
+        ]
+        wait_until(lambda: written() == expected, what="the lines of both requests")
+        with urllib.request.urlopen(
+            urllib.request.Request(f"{place.url}/metrics", headers={"Authorization": f"Bearer {place.token}"})
+        ) as metrics:
+            assert "\nmqcore_actions_denied_total 1\n" in metrics.read().decode()
 
 
 @pytest.mark.parametrize("who", ["viewer", "sender", None])

@@ -33,6 +33,12 @@ impl AddressRange {
             _ => false,
         }
     }
+
+    /// Whether this range contains every address that `other` contains.
+    #[must_use]
+    pub fn covers(&self, other: &Self) -> bool {
+        self.first.is_ipv4() == other.first.is_ipv4() && self.bits <= other.bits && self.contains(other.first)
+    }
 }
 
 fn same_start(one: u128, other: u128, bits: u8) -> bool {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::credentials::{Credentials, Secret};
 use crate::grants::Grants;
 use crate::password::PasswordHash;
-use crate::record::{Records, Token, User};
+use crate::record::{Records, Restrictions, Token, User};
 use crate::rule::PermissionRule;
 use crate::token;
 
@@ -90,6 +90,16 @@ impl Identity {
             IdentitySource::Open | IdentitySource::Local | IdentitySource::Authenticator => {
                 vec![PermissionRule::everything()]
             }
+        }
+    }
+
+    /// The conditions on the use of its credentials; `None`: it has none of its own.
+    #[must_use]
+    pub fn restrictions(&self) -> Option<&Restrictions> {
+        match &self.holder {
+            IdentitySource::User(user) => Some(&user.restrict),
+            IdentitySource::Token(token) => Some(&token.restrict),
+            _ => None,
         }
     }
 
@@ -285,7 +295,7 @@ fn admit_user(user: &User, peer: &LoginPeer<'_>) -> Result<Identity, LoginReject
     })
 }
 
-fn check(restrict: &crate::record::Restrictions, peer: &LoginPeer<'_>) -> Result<(), LoginRejection> {
+fn check(restrict: &Restrictions, peer: &LoginPeer<'_>) -> Result<(), LoginRejection> {
     match restrict.violated(peer.id, peer.name, peer.kind, peer.address) {
         None => Ok(()),
         Some(what) => Err(LoginRejection::Restricted(what)),

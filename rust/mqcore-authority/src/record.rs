@@ -154,6 +154,26 @@ impl Restrictions {
         }
     }
 
+    /// Returns what `other` restricts less than this, or `None` if every peer that meets `other` meets this too.
+    #[must_use]
+    pub fn widened_by(&self, other: &Self) -> Option<&'static str> {
+        fn is_wider<T>(own: &[T], other: &[T], covers: fn(&T, &T) -> bool) -> bool {
+            let is_covered = |entry: &T| own.iter().any(|own| covers(own, entry));
+            !own.is_empty() && (other.is_empty() || !other.iter().all(is_covered))
+        }
+        if is_wider(&self.client_ids, &other.client_ids, Pattern::covers) {
+            Some("client ids")
+        } else if is_wider(&self.client_names, &other.client_names, Pattern::covers) {
+            Some("client names")
+        } else if is_wider(&self.client_types, &other.client_types, Pattern::covers) {
+            Some("client types")
+        } else if is_wider(&self.addresses, &other.addresses, AddressRange::covers) {
+            Some("addresses")
+        } else {
+            None
+        }
+    }
+
     fn check(&self) -> Result<(), AuthorityRecordError> {
         let lists =
             [self.client_ids.len(), self.client_names.len(), self.client_types.len(), self.addresses.len()];

@@ -31,6 +31,7 @@
 //! | `changes` | requests that change queues, connections and the broker |
 //! | `browser` | refuses requests of web pages of other origins |
 //! | `places` | how many connections and requests there may be |
+//! | `permitted` | callers whose permission ends while a request is in progress |
 //! | `request` | common parts of all pages |
 //! | `parameters` | parameters of several requests |
 //! | `pieces` | long responses, sent piece by piece |
@@ -54,6 +55,7 @@ mod limits;
 mod openapi;
 mod overview;
 mod parameters;
+mod permitted;
 mod pieces;
 mod places;
 mod policies;
@@ -81,6 +83,7 @@ use axum::{Extension, Json, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use mqcore_authority::login::Identity;
 use mqcore_broker::model::client::{Peer, PeerCertificate};
 use mqcore_replication::status::LatestStatus;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -88,11 +91,13 @@ use tokio::net::{TcpListener, TcpStream};
 
 use self::answers::{ErrorAnswer, LiveAnswer, ReloadAnswer};
 use self::overview::ReadyAnswer;
+use self::permitted::{PermittedBody, with_body};
 use self::places::{ConnectionPlace, HeldBody, Places};
 pub(crate) use self::request::Admin;
 use self::request::{Caller, SHARD_TIMEOUT, busy, error, flag, look};
 use crate::authority::admission::{Denial, PageRequest, admit_request};
 use crate::authority::reload;
+use crate::authority::store::StoreError;
 use crate::hub::Hub;
 use crate::net::tls::TlsEndpoint;
 use crate::net::tls_accept::{self, Secured};
@@ -283,13 +288,7 @@ async fn guard(
     let authorization = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let wanted = PageRequest { authorization, page, changes: !reads };
     match admit_request(&admin.hub, address, peer, wanted).await {
-        Ok(identity) => {
-            let mut request = request;
-            if let Some(identity) = identity {
-                request.extensions_mut().insert(identity);
-            }
-            next.run(request).await
-        }
+        Ok(identity) => run(&admin.hub, identity, request, next).await,
         Err(Denial::Forbidden) => error(
             StatusCode::FORBIDDEN,
             "forbidden",
@@ -308,6 +307,33 @@ async fn guard(
             let response = error(StatusCode::UNAUTHORIZED, "unauthorized", &message);
             ([(header::WWW_AUTHENTICATE, challenge)], response).into_response()
         }
+    }
+}
+
+/// Runs a request of a caller who may send it, as long as that is so.
+async fn run(hub: &Arc<Hub>, identity: Option<Arc<Identity>>, request: Request, next: Next) -> Response {
+    let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+    let mut request = match reads {
+        true => request,
+        false => match with_body(request).await {
+            Ok(request) => request,
+            Err(refusal) => return refusal,
+        },
+    };
+    // The body may have come long after the head.
+    if !reads && !hub.authority.still_admits(identity.as_deref(), hub.clock.expiry_ms()) {
+        let message = StoreError::CallerRevoked.to_string();
+        let response = error(StatusCode::UNAUTHORIZED, "unauthorized", &message);
+        return ([(header::WWW_AUTHENTICATE, "Bearer")], response).into_response();
+    }
+    if let Some(identity) = &identity {
+        request.extensions_mut().insert(Arc::clone(identity));
+    }
+    let response = next.run(request).await;
+    match reads {
+        true => response.map(|body| Body::new(PermittedBody::new(body, Arc::clone(hub), identity))),
+        // A caller may revoke its own token, and needs the answer.
+        false => response,
     }
 }
 

@@ -12,16 +12,14 @@
 //!
 //! They are answered when their effect is durable. `guard` has checked that a token allows them.
 
-use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Json;
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request as HttpRequest, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json};
 use mqcore_authority::action::Action;
-use mqcore_authority::login::Identity;
 use mqcore_authority::resource::Resource;
 use mqcore_broker::model::command::{Clear, ClientPattern, Destination, Request};
 use mqcore_broker::model::effect::Reply;
@@ -39,7 +37,7 @@ use utoipa::ToSchema;
 use crate::admin::answers::{ClientDisconnected, DrainAnswer, ErrorAnswer, MoveAnswer, QueueChanged};
 use crate::admin::parameters::QueueParameters;
 use crate::admin::queue::QueuePath;
-use crate::admin::request::{Admin, PathText, bad_request, error};
+use crate::admin::request::{Admin, Operator, PathText, bad_request, error};
 use crate::shard::inbox::Urgent;
 
 /// Time for a change to become durable. A move of many large messages takes longest.
@@ -170,14 +168,14 @@ pub(crate) async fn purge(
 )]
 pub(crate) async fn move_messages(
     State(admin): State<Admin>,
-    Extension(identity): Extension<Arc<Identity>>,
+    operator: Operator,
     QueuePath(queue): QueuePath,
     Body(body): Body<MoveBody>,
 ) -> Result<Response, Response> {
     let to = match &body.to {
         Some(to) => {
             let to = parse_queue(to)?;
-            may_publish(&admin, &identity, &to).await?;
+            may_publish(&admin, &operator, &to).await?;
             MoveTarget::Queue(to)
         }
         None => MoveTarget::Origin,
@@ -334,14 +332,15 @@ pub(crate) async fn drain(
 /// A mover publishes to the new queue, so it needs the permission to do that.
 pub(super) async fn may_publish(
     admin: &Admin,
-    identity: &Arc<Identity>,
+    operator: &Operator,
     to: &QueueAddress,
 ) -> Result<(), Response> {
     let resource = Resource::Queue(to.channel.as_str(), to.id);
-    if admin.hub.authority.may(identity, Action::Push, resource, "http").await {
+    if admin.hub.authority.may(&operator.identity, Action::Push, resource, "http").await {
         return Ok(());
     }
     let message = format!("permission denied: push is not allowed for queue {to}");
+    operator.note(admin, (Action::Push, &resource), Some(&message));
     Err(error(StatusCode::FORBIDDEN, "forbidden", &message))
 }
 

@@ -12,19 +12,20 @@
 
 use std::sync::Arc;
 
+use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json};
-use mqcore_authority::grants::Grants;
+use mqcore_authority::action::Action;
 use mqcore_authority::login::Identity;
+use mqcore_authority::resource::Resource;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
 
 use crate::admin::answers::ErrorAnswer;
 use crate::admin::changes::{Body, NoMembers};
-use crate::admin::request::{Admin, PathText, bad_request, error};
+use crate::admin::request::{Admin, Operator, PathText, bad_request, error};
 use crate::authority::reload;
 use crate::authority::state::Authority;
 use crate::authority::store::{AuthorityRecordError, Change, StoreError};
@@ -118,15 +119,15 @@ pub(crate) struct TokenRevoked {
 )]
 pub(crate) async fn add_user(
     State(admin): State<Admin>,
-    Extension(identity): Extension<Arc<Identity>>,
+    operator: Operator,
     PathText(name): PathText,
     Body(body): Body<UserBody>,
 ) -> Result<Response, Response> {
     let UserBody { password, certificate, allow, restrict } = body;
     let user = json!({"name": name, "certificate": certificate, "allow": allow, "restrict": restrict});
     let user = user.to_string();
-    carry_out(&admin, &identity, move |authority, grants| {
-        authority.change(grants, Change::AddUser { user: &user, password: password.as_deref() })
+    carry_out(&admin, &operator, move |authority, identity| {
+        authority.change(identity, Change::AddUser { user: &user, password: password.as_deref() })
     })
     .await?;
     Ok(changed(name, "added"))
@@ -147,13 +148,13 @@ pub(crate) async fn add_user(
 )]
 pub(crate) async fn set_password(
     State(admin): State<Admin>,
-    Extension(identity): Extension<Arc<Identity>>,
+    operator: Operator,
     PathText(name): PathText,
     Body(PasswordBody { password }): Body<PasswordBody>,
 ) -> Result<Response, Response> {
     let user = name.clone();
-    carry_out(&admin, &identity, move |authority, grants| {
-        authority.change(grants, Change::SetPassword { name: &user, password: &password })
+    carry_out(&admin, &operator, move |authority, identity| {
+        authority.change(identity, Change::SetPassword { name: &user, password: &password })
     })
     .await?;
     Ok(changed(name, "password set"))
@@ -173,13 +174,13 @@ pub(crate) async fn set_password(
 )]
 pub(crate) async fn remove_user(
     State(admin): State<Admin>,
-    Extension(identity): Extension<Arc<Identity>>,
+    operator: Operator,
     PathText(name): PathText,
     Body(NoMembers {}): Body<NoMembers>,
 ) -> Result<Response, Response> {
     let user = name.clone();
-    carry_out(&admin, &identity, move |authority, grants| {
-        authority.change(grants, Change::RemoveUser { name: &user })
+    carry_out(&admin, &operator, move |authority, identity| {
+        authority.change(identity, Change::RemoveUser { name: &user })
     })
     .await?;
     Ok(changed(name, "removed"))
@@ -198,14 +199,17 @@ pub(crate) async fn remove_user(
 )]
 pub(crate) async fn create_token(
     State(admin): State<Admin>,
-    Extension(identity): Extension<Arc<Identity>>,
+    operator: Operator,
     Body(body): Body<TokenBody>,
 ) -> Result<Response, Response> {
     let TokenBody { name, allow, expires_ms, restrict } = body;
     let request = json!({"name": name, "allow": allow, "expires_ms": expires_ms, "restrict": restrict});
     let request = request.to_string();
     let (id, token) =
-        carry_out(&admin, &identity, move |authority, grants| authority.add_token(grants, &request)).await?;
+        carry_out(&admin, &operator, move |authority, identity| authority.add_token(identity, &request))
+            .await?;
+    // The line of the request does not name the token, of which nothing else tells who created it.
+    operator.note(&admin, (Action::Administer, &Resource::Page(&format!("/tokens/{id}"))), None);
     Ok(Json(TokenCreated { id, name, token }).into_response())
 }
 
@@ -223,13 +227,13 @@ pub(crate) async fn create_token(
 )]
 pub(crate) async fn revoke_token(
     State(admin): State<Admin>,
-    Extension(identity): Extension<Arc<Identity>>,
+    operator: Operator,
     PathText(id): PathText,
     Body(NoMembers {}): Body<NoMembers>,
 ) -> Result<Response, Response> {
     let token = id.clone();
-    carry_out(&admin, &identity, move |authority, grants| {
-        authority.change(grants, Change::RemoveToken { id: &token })
+    carry_out(&admin, &operator, move |authority, identity| {
+        authority.change(identity, Change::RemoveToken { id: &token })
     })
     .await?;
     Ok(Json(TokenRevoked { revoked: id }).into_response())
@@ -243,10 +247,10 @@ fn changed(user: String, result: &'static str) -> Response {
 /// applies it to all connections.
 async fn carry_out<T: Send + 'static>(
     admin: &Admin,
-    identity: &Arc<Identity>,
-    change: impl FnOnce(&Authority, &Grants) -> Result<T, StoreError> + Send + 'static,
+    operator: &Operator,
+    change: impl FnOnce(&Authority, &Identity) -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, Response> {
-    let (hub, caller) = (Arc::clone(&admin.hub), Arc::clone(identity));
+    let (hub, identity) = (Arc::clone(&admin.hub), Arc::clone(&operator.identity));
     if hub.cluster.is_some()
         && let Some(store) = hub.authority.store().filter(|store| !store.is_copied())
     {
@@ -256,9 +260,16 @@ async fn carry_out<T: Send + 'static>(
         );
         return Err(error(StatusCode::CONFLICT, "unacceptable", &message));
     }
-    let changed = hub.runtime.clone().spawn_blocking(move || change(&hub.authority, &caller.grants)).await;
+    let changed = hub.runtime.clone().spawn_blocking(move || change(&hub.authority, &identity)).await;
     let changed = match changed {
-        Ok(changed) => changed.map_err(|refused| refusal(&refused))?,
+        Ok(Ok(changed)) => changed,
+        Ok(Err(refused)) => {
+            if refused.is_denial() {
+                let page = Resource::Page(&operator.page);
+                operator.note(admin, (Action::Administer, &page), Some(&refused.to_string()));
+            }
+            return Err(refusal(&refused));
+        }
         Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
     };
     reload::reload(&admin.hub, false).await.map_err(|refused| refusal(&refused))?;
@@ -278,7 +289,10 @@ fn refusal(refused: &StoreError) -> Response {
             error(StatusCode::CONFLICT, "limit-exceeded", &message)
         }
         StoreError::Record(_) | StoreError::Password(_) | StoreError::Setting(_) => bad_request(&message),
-        StoreError::BeyondCaller { .. } => error(StatusCode::FORBIDDEN, "forbidden", &message),
+        StoreError::BeyondCaller { .. }
+        | StoreError::OutlivesCaller { .. }
+        | StoreError::LessRestricted { .. } => error(StatusCode::FORBIDDEN, "forbidden", &message),
+        StoreError::CallerRevoked => error(StatusCode::UNAUTHORIZED, "unauthorized", &message),
         StoreError::Configured { .. } | StoreError::NoStore | StoreError::Replicated { .. } => {
             error(StatusCode::CONFLICT, "unacceptable", &message)
         }

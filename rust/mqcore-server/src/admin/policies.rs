@@ -1,14 +1,12 @@
 //! `GET /policies`: options for queues that match a pattern; `POST /policies/NAME` sets a policy; `DELETE /policies/NAME`
 //! removes one.
 
-use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json};
-use mqcore_authority::login::Identity;
 use mqcore_broker::model::command::Request;
 use mqcore_broker::model::effect::Reply;
 use mqcore_broker::model::options::{DeadLetter, Durability, QueueChanges, Status};
@@ -19,7 +17,7 @@ use utoipa::ToSchema;
 
 use crate::admin::answers::ErrorAnswer;
 use crate::admin::changes::{Body, carry_out_everywhere, may_publish, no_result};
-use crate::admin::request::{Admin, PathText, bad_request, error};
+use crate::admin::request::{Admin, Operator, PathText, bad_request, error};
 
 /// Policies.
 #[derive(Serialize, ToSchema)]
@@ -121,7 +119,7 @@ pub(crate) async fn list(State(admin): State<Admin>) -> Result<Response, Respons
 )]
 pub(crate) async fn set(
     State(admin): State<Admin>,
-    Extension(identity): Extension<Arc<Identity>>,
+    operator: Operator,
     PathText(name): PathText,
     Body(body): Body<PolicyBody>,
 ) -> Result<Response, Response> {
@@ -139,7 +137,7 @@ pub(crate) async fn set(
         )));
     }
     if let Some(Some(DeadLetter::Queue(to))) = &options.dead_letter {
-        may_publish(&admin, &identity, to).await?;
+        may_publish(&admin, &operator, to).await?;
     }
     let policy = QueuePolicy { name: name.as_str().into(), pattern, priority: body.priority, options };
     let mut answer = PolicyChanged { policy: name, changed: 0, rejected: Vec::new(), rejected_total: 0 };

@@ -4,11 +4,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::Json;
 use axum::extract::{FromRequestParts, Path};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use mqcore_authority::action::Action;
+use mqcore_authority::login::Identity;
+use mqcore_authority::resource::Resource;
 use mqcore_broker::model::client::Peer;
 use mqcore_broker::model::stats::ShardStats;
 use percent_encoding::percent_decode_str;
@@ -16,6 +19,7 @@ use tokio::sync::Semaphore;
 
 use crate::admin::answers::ErrorAnswer;
 use crate::admin::dashboard::DashboardFiles;
+use crate::authority::admission;
 use crate::config::Config;
 use crate::config::address::Listening;
 use crate::config::mask::MaskConfig;
@@ -77,6 +81,33 @@ impl Admin {
 /// The address of the caller, and what its connection says about it.
 #[derive(Clone)]
 pub(crate) struct Caller(pub(crate) SocketAddr, pub(crate) Arc<Peer>);
+
+/// The caller of a request that changes something, for permissions and audit lines.
+pub(crate) struct Operator {
+    pub(crate) identity: Arc<Identity>,
+    pub(crate) address: SocketAddr,
+    /// The page of the request, with its leading slash.
+    pub(crate) page: String,
+}
+
+impl Operator {
+    /// Writes an audit line about what the request does beyond its page, or why that is denied.
+    pub(crate) fn note(&self, admin: &Admin, what: (Action, &Resource<'_>), denied: Option<&str>) {
+        admission::note_request(&admin.hub, self.address, &self.identity, what, denied);
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Operator {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Response> {
+        let Extension(identity) =
+            Extension::from_request_parts(parts, state).await.map_err(IntoResponse::into_response)?;
+        let Extension(Caller(address, _)) =
+            Extension::from_request_parts(parts, state).await.map_err(IntoResponse::into_response)?;
+        Ok(Self { identity, address, page: parts.uri.path().to_owned() })
+    }
+}
 
 /// Whether this caller may read everything that is saved. Once users exist, [`guard`](super::guard) has already checked that
 /// the caller may administer the page. Before that, only callers on the broker's own machine may.

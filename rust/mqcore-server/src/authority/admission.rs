@@ -267,6 +267,23 @@ pub(crate) async fn admit_request(
     Err(Denial::Forbidden)
 }
 
+/// Writes an audit line about what a request to the admin side does, or why it is denied although its page is allowed.
+pub(crate) fn note_request(
+    hub: &Hub,
+    address: SocketAddr,
+    identity: &Identity,
+    (action, resource): (Action, &Resource<'_>),
+    denied: Option<&str>,
+) {
+    let address = Some(address);
+    let speaker = AuditPeer { client: None, connection: None, address, protocol: "http" };
+    let (now_ms, resource) = (hub.clock.now().0, resource.to_string());
+    hub.authority.audit.write(AuditRecord::action(now_ms, &speaker, identity, action, &resource, denied));
+    if denied.is_some() {
+        hub.authority.counters.actions_denied.add(1);
+    }
+}
+
 /// All names in a certificate, each with its kind.
 fn certificate_names(peer: &Peer) -> Vec<Box<str>> {
     let Some(certificate) = &peer.certificate else { return Vec::new() };

@@ -1,19 +1,18 @@
-//! Changes of users and tokens by a caller, who gives and takes no more than its own permissions.
+//! Changes of users and tokens by a caller, who gives and takes no more than its own permissions, and for no longer.
 
 use hashbrown::HashMap;
-use mqcore_authority::grants::Grants;
+use mqcore_authority::login::Identity;
 use mqcore_authority::record::{Records, Token, User};
-use mqcore_authority::rule::PermissionRule;
 
 use super::state::Authority;
 use super::store::{Change, StoreError, UserStore};
 
 impl Authority {
-    /// Applies a change of a caller with `grants`.
+    /// Applies a change of a caller.
     ///
     /// # Errors
     /// [`StoreError`]; nothing has changed then.
-    pub(crate) fn change(&self, grants: &Grants, change: Change<'_>) -> Result<(), StoreError> {
+    pub(crate) fn change(&self, caller: &Identity, change: Change<'_>) -> Result<(), StoreError> {
         match change {
             Change::SetPassword { name, .. } | Change::RemoveUser { name } => {
                 let is_configured = self.configured.users.iter().any(|user| user.name == name);
@@ -25,15 +24,15 @@ impl Authority {
             }
             Change::AddUser { .. } => {}
         }
-        self.changeable()?.apply_checked(change, |before, after| self.permit(grants, before, after))
+        self.changeable()?.apply_checked(change, |before, after| self.permit(caller, before, after))
     }
 
-    /// Adds a token given as JSON for a caller with `grants`. Returns its ID and its text.
+    /// Adds a token given as JSON for a caller. Returns its ID and its text.
     ///
     /// # Errors
     /// As for [`Authority::change`].
-    pub(crate) fn add_token(&self, grants: &Grants, request: &str) -> Result<(String, String), StoreError> {
-        self.changeable()?.add_token_checked(request, |before, after| self.permit(grants, before, after))
+    pub(crate) fn add_token(&self, caller: &Identity, request: &str) -> Result<(String, String), StoreError> {
+        self.changeable()?.add_token_checked(request, |before, after| self.permit(caller, before, after))
     }
 
     fn changeable(&self) -> Result<&UserStore, StoreError> {
@@ -41,18 +40,36 @@ impl Authority {
     }
 
     /// Accepts new records that agree with those of the configuration, if the caller may do all that the changed ones
-    /// allow. Otherwise it could use a new token, or the new password of a user, to do more than before.
-    fn permit(&self, grants: &Grants, before: &Records, after: &Records) -> Result<(), StoreError> {
+    /// allow, for as long and from as many places. Otherwise it could use a new token, or the new password of a user, to
+    /// do more than before.
+    fn permit(&self, caller: &Identity, before: &Records, after: &Records) -> Result<(), StoreError> {
+        // Its request may have waited while someone revoked its token. Expiry was checked before.
+        if !self.configured.clone().joined(before.clone())?.uphold(caller, 0) {
+            return Err(StoreError::CallerRevoked);
+        }
         // Records that contradict each other would keep the broker from starting.
         self.configured.clone().joined(after.clone())?;
-        let users =
-            differing(&before.users, &after.users, |user: &User| &user.name).flat_map(|user| &user.allow);
-        let tokens = differing(&before.tokens, &after.tokens, |token: &Token| &token.id)
-            .flat_map(|token| &token.allow);
-        match users.chain(tokens).find(|rule: &&PermissionRule| !grants.covers(rule)) {
-            None => Ok(()),
-            Some(rule) => Err(StoreError::BeyondCaller { rule: Box::new(rule.clone()) }),
+        let (new_users, old_users) = differing(&before.users, &after.users, |user: &User| &user.name);
+        let (new_tokens, old_tokens) = differing(&before.tokens, &after.tokens, |token: &Token| &token.id);
+        let users = new_users.iter().chain(&old_users).flat_map(|user| &user.allow);
+        let tokens = new_tokens.iter().chain(&old_tokens).flat_map(|token| &token.allow);
+        if let Some(rule) = users.chain(tokens).find(|rule| !caller.grants.covers(rule)) {
+            return Err(StoreError::BeyondCaller { rule: Box::new(rule.clone()) });
         }
+        let restrictions =
+            new_users.iter().map(|user| &user.restrict).chain(new_tokens.iter().map(|token| &token.restrict));
+        if let Some(own) = caller.restrictions()
+            && let Some(what) = restrictions.filter_map(|new| own.widened_by(new)).next()
+        {
+            return Err(StoreError::LessRestricted { what });
+        }
+        if let Some(expires_ms) = caller.expires_ms {
+            let is_longer = |token: &&Token| token.expires_ms.is_none_or(|new| new > expires_ms);
+            if !new_users.is_empty() || new_tokens.iter().any(is_longer) {
+                return Err(StoreError::OutlivesCaller { expires_ms });
+            }
+        }
+        Ok(())
     }
 }
 
@@ -63,14 +80,16 @@ fn refuse_configured(is_configured: bool, kind: &str, name: &str) -> Result<(), 
     Ok(())
 }
 
-/// Records of both lists that the other one does not have in the same form. `key` is unique in a list.
+/// Records of the second list that the first one does not have in the same form, and those of the first one that the second
+/// one does not have. `key` is unique in a list.
 fn differing<'a, T: PartialEq>(
     before: &'a [T],
     after: &'a [T],
     key: fn(&T) -> &str,
-) -> impl Iterator<Item = &'a T> {
+) -> (Vec<&'a T>, Vec<&'a T>) {
     let by_key = |list: &'a [T]| list.iter().map(|record| (key(record), record)).collect::<HashMap<_, _>>();
     let (old, new) = (by_key(before), by_key(after));
-    let removed = before.iter().filter(move |record| new.get(key(record)) != Some(record));
-    removed.chain(after.iter().filter(move |record| old.get(key(record)) != Some(record)))
+    let added = after.iter().filter(|record| old.get(key(record)) != Some(record));
+    let removed = before.iter().filter(|record| new.get(key(record)) != Some(record));
+    (added.collect(), removed.collect())
 }

@@ -13,14 +13,20 @@ pub(crate) async fn watch(hub: Arc<Hub>, _alive: TaskGuard) {
     if hub.authority.store().is_none() && hub.authority.is_open() {
         return;
     }
+    let mut reported = String::new();
     loop {
         tokio::select! {
             () = tokio::time::sleep(LOOK_INTERVAL) => {}
             () = hub.shutdown.ended() => return,
         }
-        if let Err(error) = reload(&hub, false).await {
-            tracing::error!(%error, "cannot reload users and tokens; the previous ones stay in force");
+        let failure = reload(&hub, false).await.err().map(|error| error.to_string()).unwrap_or_default();
+        if failure != reported && !failure.is_empty() {
+            tracing::error!(
+                error = failure,
+                "cannot reload users and tokens; the previous ones stay in force"
+            );
         }
+        reported = failure;
     }
 }
 

@@ -232,12 +232,19 @@ impl Authority {
         }
     }
 
+    /// Whether a request that was admitted with `identity`, or without login, would still be.
+    pub(crate) fn still_admits(&self, identity: Option<&Identity>, now_ms: u64) -> bool {
+        identity.map_or_else(|| self.is_open(), |identity| self.upholds(identity, now_ms))
+    }
+
     /// Reads the store again if it has changed, or if `forced`. True if the records differ from before.
     pub(crate) fn reload(&self, forced: bool, now_ms: u64) -> Result<bool, StoreError> {
         let Some(store) = &self.store else { return Ok(false) };
+        // Held until the records apply, so that a slower reload cannot replace them by older ones. A failure keeps the old
+        // stamp, so that the next call reads again.
+        let mut known = self.stamp.lock().unwrap_or_else(PoisonError::into_inner);
         let stamp = store.stamp();
-        let known = std::mem::replace(&mut *self.stamp.lock().unwrap_or_else(PoisonError::into_inner), stamp);
-        if known == stamp && !forced {
+        if *known == stamp && !forced {
             return Ok(false);
         }
         let records = joined(&self.configured, Some(store))?;
@@ -249,6 +256,7 @@ impl Authority {
             *self.records.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(records);
             self.audit.write(AuditRecord::new(now_ms, AuditEvent::Reload, AuditOutcome::Allowed));
         }
+        *known = stamp;
         Ok(changed)
     }
 
@@ -302,12 +310,54 @@ pub(super) fn guesser(address: Option<SocketAddr>) -> IpAddr {
 mod tests {
     use super::*;
 
+    fn authority_in(directory: &tempfile::TempDir) -> Authority {
+        let path = directory.path().to_path_buf();
+        Authority::open(&AuthorityConfig::default(), (Some(&path), &DataFiles::Local), None).unwrap()
+    }
+
+    #[test]
+    fn a_reload_that_failed_is_repeated_although_the_file_has_not_changed() {
+        let directory = tempfile::tempdir().unwrap();
+        let authority = authority_in(&directory);
+        let store = UserStore::of_data_dir(directory.path());
+        store.add_token(r#"{"name": "one", "allow": ["*"]}"#).unwrap();
+        let valid = std::fs::read(store.path()).unwrap();
+        std::fs::write(store.path(), "{").unwrap();
+        for _ in 0..2 {
+            assert!(authority.reload(false, 0).is_err());
+        }
+        std::fs::write(store.path(), valid).unwrap();
+        assert!(authority.reload(false, 0).unwrap());
+        assert_eq!(authority.records().tokens.len(), 1);
+    }
+
+    #[test]
+    fn reloads_at_the_same_time_end_with_the_newest_records() {
+        const TOKENS: usize = 16;
+        for _ in 0..5 {
+            let directory = tempfile::tempdir().unwrap();
+            let store = UserStore::of_data_dir(directory.path());
+            let add = |_| store.add_token(r#"{"name": "one", "allow": []}"#).unwrap().0;
+            let ids: Vec<_> = (0..TOKENS).map(add).collect();
+            let authority = authority_in(&directory);
+            assert_eq!(authority.records().tokens.len(), TOKENS);
+            std::thread::scope(|scope| {
+                for id in &ids {
+                    scope.spawn(|| {
+                        store.apply(crate::authority::store::Change::RemoveToken { id }).unwrap();
+                        authority.reload(false, 0).unwrap();
+                        assert!(authority.records().tokens.iter().all(|token| token.id != *id));
+                    });
+                }
+            });
+            assert_eq!(authority.records().tokens, []);
+        }
+    }
+
     #[test]
     fn nothing_of_a_connection_stays_after_it_has_ended() {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().to_path_buf();
-        let authority =
-            Authority::open(&AuthorityConfig::default(), (Some(&path), &DataFiles::Local), None).unwrap();
+        let authority = authority_in(&directory);
         let identity = Arc::new(Identity::trusted(IdentitySource::Local));
         for number in 0..100 {
             assert!(authority.enter(ConnectionId(number), &identity, 0));

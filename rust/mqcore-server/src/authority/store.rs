@@ -20,8 +20,10 @@ use serde_json::json;
 pub const FILE_NAME: &str = "authority.json";
 /// Version of the file's format.
 const VERSION: u32 = 1;
-/// Maximum size of the file in bytes.
+/// Maximum size of a file that is read, in bytes.
 const FILE_BYTES_MAX: u64 = 64 * 1024 * 1024;
+/// Maximum size of a file that is written, in bytes. Far below what can be read, so that no change makes the file unreadable.
+const WRITTEN_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 /// Why users and tokens cannot be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -60,6 +62,25 @@ pub enum StoreError {
         /// The first rule that the caller lacks.
         rule: Box<PermissionRule>,
     },
+    /// A change of credentials that are valid for longer than those of the caller.
+    #[error(
+        "your own credentials expire at {expires_ms} (Unix time in milliseconds); a new token must expire by then, and a user or password never does"
+    )]
+    OutlivesCaller {
+        /// When those of the caller expire.
+        expires_ms: u64,
+    },
+    /// A change of credentials that more peers can use than those of the caller.
+    #[error(
+        "your own credentials are restricted to some {what}; restrict the new ones to the same or to fewer"
+    )]
+    LessRestricted {
+        /// What is restricted.
+        what: &'static str,
+    },
+    /// The credentials of the caller have been changed or removed meanwhile.
+    #[error("your own credentials are no longer valid")]
+    CallerRevoked,
     /// Records that the configuration contains cannot be changed in the store.
     #[error("{what} is in the configuration of the broker; change it there")]
     Configured {
@@ -78,6 +99,13 @@ pub enum StoreError {
     /// The system provides no random numbers.
     #[error("cannot read random numbers from the system: {0}")]
     Random(io::Error),
+}
+
+impl StoreError {
+    /// Whether the caller of the admin side lacks the permission.
+    pub(crate) fn is_denial(&self) -> bool {
+        matches!(self, Self::BeyondCaller { .. } | Self::OutlivesCaller { .. } | Self::LessRestricted { .. })
+    }
 }
 
 /// The format of the file.
@@ -207,7 +235,13 @@ impl UserStore {
         let mut records = self.read()?;
         let outcome = change(&mut records)?;
         records.check()?;
-        self.replace(&records).map_err(|source| self.io(source))?;
+        let bytes = encoded(&records).map_err(|source| self.io(source))?;
+        let is_growing = || !fs::metadata(&self.path).is_ok_and(|found| bytes.len() as u64 <= found.len());
+        if bytes.len() > WRITTEN_BYTES_MAX && is_growing() {
+            let what = "bytes of users and tokens";
+            return Err(AuthorityRecordError::TooMany { what, most: WRITTEN_BYTES_MAX }.into());
+        }
+        self.files.replace(&self.path, &bytes).map_err(|source| self.io(source))?;
         Ok(outcome)
     }
 
@@ -305,13 +339,6 @@ impl UserStore {
         Ok(json!({"users": users, "tokens": tokens}).to_string())
     }
 
-    fn replace(&self, records: &Records) -> io::Result<()> {
-        let contents = Contents { version: VERSION, records: records.clone() };
-        let mut bytes = serde_json::to_vec_pretty(&contents)?;
-        bytes.push(b'\n');
-        self.files.replace(&self.path, &bytes)
-    }
-
     fn beside(&self, extension: &str) -> PathBuf {
         let mut path = self.path.clone().into_os_string();
         path.push(".");
@@ -339,6 +366,14 @@ impl UserStore {
         #[cfg(not(unix))]
         false
     }
+}
+
+/// The content of a file.
+fn encoded(records: &Records) -> io::Result<Vec<u8>> {
+    let contents = Contents { version: VERSION, records: records.clone() };
+    let mut bytes = serde_json::to_vec_pretty(&contents)?;
+    bytes.push(b'\n');
+    Ok(bytes)
 }
 
 /// Distinguishes two writes within one step of the clock: each creates a new file.
@@ -431,6 +466,31 @@ mod tests {
         let before = (fs::read(store.path()).unwrap(), store.stamp());
         assert!(store.change(|records| Ok(records.add_user(user("ann"))?)).is_err());
         assert_eq!((fs::read(store.path()).unwrap(), store.stamp()), before);
+        fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn a_file_does_not_grow_beyond_what_can_be_read_and_can_shrink_again() {
+        let directory = place("large");
+        let store = UserStore::of_data_dir(&directory);
+        let large = |name: String| User {
+            restrict: Restrictions {
+                client_ids: (0..256)
+                    .map(|number| format!("{number}{}", "x".repeat(500)).parse().unwrap())
+                    .collect(),
+                ..Restrictions::default()
+            },
+            ..user(&name)
+        };
+        let refused = (0..200).find_map(|number| {
+            let added = large(format!("user{number}"));
+            store.change(|records| Ok(records.add_user(added)?)).err()
+        });
+        assert!(refused.expect("there is a limit").to_string().contains("too many bytes"));
+        let users = store.read().unwrap().users.len();
+        assert!(users > 50);
+        store.apply(Change::RemoveUser { name: "user0" }).unwrap();
+        assert_eq!(store.read().unwrap().users.len(), users - 1);
         fs::remove_dir_all(directory).unwrap();
     }
 
