@@ -207,7 +207,7 @@ fn examine_queue(sample: &QueueSample, track: &QueueTrack, now: Timestamp, found
             severity: Severity::Critical,
             subject: subject(),
             cause: format!("its delivery handler {key:?} is not registered, so it neither takes nor delivers messages"),
-            remedy: format!("start the program that registers {key:?}, or name another: mqcore queue set {} --delivery-handler KEY", sample.queue),
+            remedy: format!("start the program that registers {key:?}, or name another: mqcore queue set {} --handler KEY", sample.queue),
         });
     }
     if sample.status == Status::Paused {
@@ -288,7 +288,7 @@ fn limit(sample: &QueueSample) -> String {
             format!("its message limit is {}", grouped(limit))
         }
         (Some(rate), _) => format!("its publish limit is {rate}"),
-        _ => "a limit of its size, its storage or its status".into(),
+        _ => "a limit of message size or storage, or the queue is stopped".into(),
     }
 }
 
@@ -368,7 +368,7 @@ fn slow_consumer(
 fn repair_of(sample: &QueueSample, block: DeliveryBlock) -> String {
     match block {
         DeliveryBlock::AwaitsAcknowledgement => format!(
-            "let it deliver several at a time: mqcore queue set {} --wait-for-acknowledge false; or make the consumer faster",
+            "let it deliver several at a time: mqcore queue set {} --no-wait; or make the consumer faster",
             sample.queue
         ),
         _ => "start more consumers, raise their prefetch, or find what their handlers wait for".into(),
