@@ -287,11 +287,11 @@ CHANNEL_OPTIONS: Final = (
         name="event_handler",
         wire="ChannelEventHandler",
         kind="key",
-        meaning="event handler of the program that hears about the channel and its queues",
+        meaning="event handler of the program that receives events of the channel and its queues",
         default=None,
         command="--event-handler",
-        documented="[event handler](handlers.md#event-handlers) of the program that hears about the channel and its "
-        "queues",
+        documented="[event handler](handlers.md#event-handlers) of the program that receives events of the channel and "
+        "its queues",
         aliases=("EventHandler",),
     ),
     Option(

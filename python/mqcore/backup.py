@@ -1,4 +1,4 @@
-"""Complete copies of the saved data of a running broker, and restoring them.
+"""Consistent copies of the saved data of a running broker, and restoring them.
 
 ::
 
@@ -7,9 +7,10 @@
     backup("monday.tar.zst", url="http://127.0.0.1:2627")
     restore("monday.tar.zst", "/var/lib/mqcore-new")
 
-A backup holds everything that was confirmed as saved before it began, and the schedules of jobs and the limits of
-listeners with ``persist=on`` as they are at that moment. It is a directory, a ``.tar`` or a ``.tar.zst``, and complete
-with its ``manifest.json``, which names each file with its length and SHA-256.
+A backup holds every message and definition that was confirmed as saved before it began, and the schedules and results
+of jobs and the limits of listeners with ``persist=on`` as they are at that moment. It does not hold users and tokens,
+the audit log, the archive, or messages that wait for upstream brokers. It is a directory, a ``.tar`` or a ``.tar.zst``,
+and complete with its ``manifest.json``, which names each file with its length and SHA-256.
 """
 
 from __future__ import annotations
@@ -124,14 +125,17 @@ def backup(
     keep: int | None = None,
     progress: Copied | None = None,
 ) -> BackedUp:
-    """Copy everything that a broker has saved, without disturbing it, into a new directory, ``.tar`` or ``.tar.zst``.
+    """Copy the saved state of a broker, without disturbing it, into a new directory, ``.tar`` or ``.tar.zst``.
+
+    This state is messages, definitions, limits, schedules and job results, without users and tokens, the audit log, the
+    archive, and messages that wait for upstream brokers.
 
     `to` may also be an object: ``s3://BUCKET/NAME.tar.zst``, or a URL of Google or Azure. If it ends with ``/``, the
     name is the time, and `keep` is the number of backups that stay there; the oldest ones are deleted. Credentials come
     from the environment variables of the vendors. The backup is made in the directory for temporary files first.
 
     The broker is that whose admin side is at `url`, or the one that runs on `data_dir` of this machine; if none runs
-    there, the directory is copied as it is. A broker with users wants the `token` of one who may administer it.
+    there, the directory itself is read. A broker with users wants the `token` of one who may administer it.
     `timeout` is the longest silence of the broker. An ``https://`` URL is verified with the system's authorities, or
     those of `tls` or of ``?ca=FILE`` in the URL. `to` appears when it is complete.
 
@@ -196,7 +200,8 @@ def restore(
     """Create a data directory from a backup.
 
     `source` may also be an object, as for `backup`. If its URL ends with ``/``, it is the newest backup there, or the
-    newest one that was begun at `as_of` or before. Restore points of the broker's ``backup_url`` count as backups.
+    newest one of the moment `as_of` or before. A time without a zone is local time. Restore points of the broker's
+    ``backup_url`` count as backups.
 
     All checksums are verified, and the new directory is read as `mqcore.journal.verify` does, before it appears at
     `data_dir`, which must not exist or be empty. It is the same journal as the one that was copied: start only one of

@@ -398,9 +398,11 @@ class Broker(BrokerCalls):
         return self._core.disconnect(to)
 
     def backup(self, to: str | os.PathLike[str], *, progress: Copied | None = None) -> BackedUp:
-        """Copy all saved data to a new directory, ``.tar`` or ``.tar.zst``. The broker keeps running.
+        """Copy the saved state to a new directory, ``.tar`` or ``.tar.zst``. The broker keeps running.
 
-        Blocks while it copies: with asyncio, call it with `asyncio.to_thread`. `mqcore.backup.restore` restores it.
+        `mqcore.backup.backup` describes what is copied, and `mqcore.backup.restore` restores it. The call blocks while
+        it copies: with asyncio, use `asyncio.to_thread`.
+
         Raises `NotRunning`, `Unacceptable` without a data directory, `Busy` while another backup is made, `ConfigError`
         if something is at `to`, and `DataDirFull`.
         """

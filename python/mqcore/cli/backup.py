@@ -45,11 +45,14 @@ def backup(
 ) -> None:
     """Copy the saved state of a running broker into a new directory, FILE.tar or FILE.tar.zst.
 
+    This state is messages, definitions, limits, schedules and job results. Users and tokens, the audit log, the archive
+    and messages that wait for upstream brokers are not copied.
+
     PLACE may also be a URL of object storage: s3://BUCKET/NAME.tar.zst, or a URL that ends with / for a name by time.
     Credentials come from the environment variables of the vendors, such as AWS_ACCESS_KEY_ID.
 
     The backup contains every message confirmed as saved before it started. If no broker runs on DIR, the command
-    copies DIR as it is.
+    reads DIR itself.
     """
     from mqcore.backup import backup as make
 
@@ -79,7 +82,12 @@ def backup(
     help="With a URL that ends with /: the newest backup of this time or before. Local time without a time zone.",
 )
 @click.option("--data-dir", metavar="DIR", type=click.Path(path_type=Path), help="Data directory to create.")
-@click.option("--list", "only_list", is_flag=True, help="With a URL that ends with /: print which moments there are.")
+@click.option(
+    "--list",
+    "only_list",
+    is_flag=True,
+    help="With a URL that ends with /: list the moments that can be restored.",
+)
 @options.as_json
 def restore(source: str, as_of: datetime | None, data_dir: Path | None, only_list: bool, as_json: bool) -> int:
     """Create the data directory DIR from the backup FROM, verify it, and print a summary.

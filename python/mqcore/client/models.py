@@ -128,7 +128,7 @@ class ChannelInformation(Tabular):
     """0: no limit."""
     destroy_when_empty: bool = False
     event_handler: str | None = None
-    """The event handler that hears about it."""
+    """The event handler that receives its events."""
     authenticator: str | None = None
     """The authenticator that decides who may join."""
     status: str | None = None

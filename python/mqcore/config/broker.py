@@ -124,7 +124,7 @@ class BrokerConfig:
     delivery_handler: str = "memory"
     """The handler or policy of queues whose channel names none. Default ``memory``."""
     event_handler: str | None = None
-    """Key of the event handler that hears about all channels, in addition to that of the channel. Default none."""
+    """Key of the event handler that receives events of all channels, besides that of the channel. Default none."""
     frame_bytes_max: int = 64 * 1024 * 1024
     """Maximum size of a frame in bytes. Default 64 MiB."""
     header_bytes_max: int = 65_535

@@ -59,7 +59,8 @@ class Durability(StrEnum):
     NONE = "none"
     """At once; written later. A crash may lose the latest messages."""
     OS = "os"
-    """When handed to the operating system. It survives a crash of the process, not of the machine."""
+    """When handed to the operating system. It survives a crash of the process, not of the machine. In a cluster, a
+    crash of the leader's process loses the latest messages."""
     FSYNC = "fsync"
     """When it is on disk."""
 
@@ -139,7 +140,7 @@ class ChannelOptions:
     destroy_when_empty: bool | None = None
     """Delete the channel when its last client leaves and all its queues are empty. Default: no."""
     event_handler: str | None = None
-    """Event handler of the program that hears about the channel and its queues. Default: none."""
+    """Event handler of the program that receives events of the channel and its queues. Default: none."""
     authenticator: str | None = None
     """Authenticator of the program that decides which clients may join. Default: none."""
     # end generated

@@ -42,7 +42,7 @@ pub struct ChannelInformation {
     pub queue_limit: u64,
     /// Whether the broker removes it after its last client left and its queues are empty.
     pub destroy_when_empty: bool,
-    /// The event handler that hears about it.
+    /// The event handler that receives its events.
     pub channel_event_handler: Option<String>,
     /// The authenticator that decides who may join.
     pub authenticator: Option<String>,
@@ -499,7 +499,8 @@ pub struct ChannelOptions {
     /// Delete the channel when its last client leaves and all its queues are empty. Default: no.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub destroy_when_empty: Option<bool>,
-    /// Event handler of the program that hears about the channel and its queues. Default: none.
+    /// Event handler of the program that receives events of the channel and its queues. Default:
+    /// none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub channel_event_handler: Option<String>,
     /// Authenticator of the program that decides which clients may join. Default: none.

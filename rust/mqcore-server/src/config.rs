@@ -72,7 +72,7 @@ pub struct Config {
     pub channel_limit: u32,
     /// The handler or policy of queues whose channel does not name one. Default `memory`.
     pub delivery_handler: String,
-    /// The event handler that hears about all channels. Default none.
+    /// The event handler that receives events of all channels. Default none.
     pub event_handler: Option<String>,
     /// Maximum size of frames. Default 64 MiB, including at most 64 KiB - 1 of header text.
     pub limits: Limits,

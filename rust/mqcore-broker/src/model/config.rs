@@ -35,7 +35,7 @@ pub struct BrokerConfig {
     pub creation_limits: CreationLimits,
     /// Key of the handler or policy of queues whose channel names none. Default: `memory`.
     pub delivery_handler: Box<str>,
-    /// Key of the event handler that hears about all channels; `None`, the default: there is none.
+    /// Key of the event handler that receives events of all channels; `None`, the default: there is none.
     pub event_handler: Option<Box<str>>,
     /// How long a consumer's output buffer may stay full before its connection is closed. Default: 30
     /// s.

@@ -76,7 +76,8 @@ impl Status {
 pub enum Durability {
     /// At once; the journal writes it later. A crash may lose the latest messages.
     None,
-    /// When the operating system has it: it survives the end of the process, but not of the machine.
+    /// When the operating system has it: it survives the end of the process, but not of the machine. In a cluster, the end of
+    /// the leader's process loses the latest messages.
     Os,
     /// When the disk has it.
     #[default]
@@ -321,7 +322,8 @@ pub struct ChannelOptions {
     pub queue_limit: u32,
     /// Delete the channel when its last client leaves and all its queues are empty. Default: no.
     pub destroy_when_empty: bool,
-    /// Event handler of the program that hears about the channel and its queues. Default: none.
+    /// Event handler of the program that receives events of the channel and its queues. Default:
+    /// none.
     pub event_handler: Option<Box<str>>,
     /// Authenticator of the program that decides which clients may join. Default: none.
     pub authenticator: Option<Box<str>>,
