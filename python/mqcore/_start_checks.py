@@ -23,6 +23,6 @@ def check_start(config: BrokerConfig, *, leads: bool) -> None:
         )
     if config.cluster is not None and not leads:
         raise errors.ConfigError(
-            "an embedded broker cannot be a node of a cluster, because the process of a node restarts when it stops to "
-            "lead; run `mqcore serve` with this configuration"
+            "an embedded broker cannot be a node of a cluster, because the process of a node restarts when it stops "
+            "leading; run `mqcore serve` with this configuration"
         )

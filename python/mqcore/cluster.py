@@ -151,7 +151,7 @@ def status(address: str, *, secret: bytes, name: str = "mqcore", tls: tuple[str,
 def promote(
     node: int, address: str, *, secret: bytes, name: str = "mqcore", tls: tuple[str, str, str] | None = None
 ) -> None:
-    """Let another node lead, for example before the machine of the leader is serviced.
+    """Make another node the leader, for example before maintenance of the leader's machine.
 
     `address` is that of the leader. The other arguments are those of `status`. The leader's process restarts as soon as
     `node` leads, so that clients connect again. Raises `mqcore.errors.ConnectFailed` if the leader cannot be reached,

@@ -11,6 +11,7 @@
     ├── AlreadyRunning (RuntimeError)          an app that was started twice
     ├── DataDirError                           DataDirBusy · DataDirDamaged · DataDirFull
     │                                          DataDirMissing (LookupError) · DataDirUnreadable
+    │                                          ArchiveDenied (PermissionError) · ArchiveUnreachable
     │                                          HistoryLost
     ├── AuthorityError                         AuthorityMissing (LookupError)
     ├── TransportError (ConnectionError)       ConnectFailed · ConnectionLost · Draining · ListenFailed
@@ -25,7 +26,7 @@
     ├── RequestTimeout (TimeoutError)
     ├── RateLimited                            a limit is used up; when to try again
     ├── JobError                               JobFailed · JobTimeout (TimeoutError) · JobLost
-    │                                          JobRefused (PermissionError) · JobDuplicate
+    │                                          JobRefused (PermissionError) · JobCancelled · JobDuplicate
     └── BodyError (ValueError)                 a body that is not what was asked for
 
 Leaf classes are also what a reader of the standard library expects (``ConnectionError``, ``TimeoutError``,
@@ -303,7 +304,8 @@ class Nacked(MqcoreError):
     def __init__(self, message: str = "", reason: str = "none", target: str = "") -> None:
         super().__init__(message)
         self.reason = reason
-        """``none``, ``timeout``, ``not-saved``, or a consumer's own word."""
+        """``none``, ``refused`` (by a handler), ``timeout``, ``not-saved``, ``no-consumers`` (of a topic or router), or
+        the consumer's text."""
         self.target = target
         """The queue or client that the message was for."""
 

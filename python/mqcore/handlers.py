@@ -73,7 +73,8 @@ class SendAck(StrEnum):
     ALWAYS = "always"
     """A positive acknowledgement."""
     IF_SAVED = "if-saved"
-    """A positive acknowledgement if the message is saved by now; else nothing."""
+    """A positive acknowledgement if the message is saved by now; else nothing. If ``save`` fails when the message
+    arrives, a producer that waits gets error 503."""
     NEGATIVE = "negative"
     """A negative acknowledgement."""
 

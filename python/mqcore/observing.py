@@ -1,6 +1,6 @@
 """Programs that take part in the broker's life beside its queues: event handlers and authenticators.
 
-An event handler hears about clients, channels, queues and messages::
+An event handler receives events of clients, channels, queues and messages::
 
     class Audit(EventHandler):
         def client_connected(self, client):

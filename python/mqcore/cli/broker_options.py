@@ -78,7 +78,7 @@ _OPTIONS: Final = (
     click.option(
         "--tls-client-ca",
         metavar="FILE",
-        help="CA certificates for client certificates, in PEM. Requires mutual TLS.",
+        help="CA certificates for client certificates, in PEM. Clients are asked for a certificate.",
     ),
     click.option(
         "--tls-client-cert",
@@ -93,7 +93,11 @@ _OPTIONS: Final = (
     click.option(
         "--history", is_flag=True, help="Record every lifecycle event of every message in the data directory."
     ),
-    click.option("--otel", is_flag=True, help="Export spans, metrics and logs with OpenTelemetry, as OTEL_* say."),
+    click.option(
+        "--otel",
+        is_flag=True,
+        help="Export spans, metrics and logs with OpenTelemetry; OTEL_* variables configure it.",
+    ),
     click.option(
         "--memory-watermark",
         type=click.IntRange(min=0),
@@ -137,7 +141,8 @@ _OPTIONS: Final = (
         "--app",
         metavar="MODULE:ATTR",
         envvar="MQCORE_APP",
-        help="Broker, Authority, or mapping of delivery handlers by key, which may contain an Authority.",
+        help="Broker, Authority, or mapping by key of delivery handlers, event handlers, authenticators and an "
+        "Authority.",
     ),
     options.log_format,
     click.option(

@@ -54,11 +54,11 @@ def ls(config_file: str | None, as_json: bool) -> int:
     return ExitCode.DONE if is_well else ExitCode.UNREACHABLE
 
 
-@cluster.command(short_help="Let a node lead.")
+@cluster.command(short_help="Make a node the leader.")
 @click.argument("node", type=click.IntRange(min=1))
 @_config_option
 def promote(node: int, config_file: str | None) -> int:
-    """Let NODE lead, for example before the machine of the leader is serviced. Waits until it does.
+    """Make NODE the leader, for example before maintenance of the leader's machine. Waits until it leads.
 
     Clients connect again, as after a failure of the leader.
     """
@@ -96,8 +96,8 @@ def _becomes_leader(settings: ClusterConfig, node: int) -> bool:
 
 @cluster.command("force-new", short_help="Begin a new cluster with the files of a node.")
 @_config_option
-@click.option("--dry-run", is_flag=True, help="Only print how much the log of the node has.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Print the last term and index of the node's log; change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def force_new(config_file: str | None, dry_run: bool, yes: bool) -> int:
     """Begin a new cluster with the files of a stopped node, after most nodes were lost for good.
 

@@ -118,7 +118,7 @@ def admin_side(timeout: str) -> Callable[[_F], _F]:
     """Add `--url`, `--timeout` and `--token` to a command that uses the broker's admin API."""
 
     def add(command: _F) -> _F:
-        access = "Access token with the right to administer the broker. [env: MQCORE_TOKEN]"
+        access = "Access token; reading needs 'inspect' or 'administer', changes need 'administer'. [env: MQCORE_TOKEN]"
         command = click.option("--token", callback=_admin_token, help=access)(command)
         timeout_help = "Time to wait for each answer."
         command = click.option("--timeout", type=DURATION, default=timeout, show_default=True, help=timeout_help)(

@@ -250,7 +250,7 @@ class _Signals:
             # A second signal often means that a thread hangs, so exit without waiting for any thread.
             os._exit(128 + number)
         if self.member is not None:
-            # At once: if the node stops to lead, its process would restart and forget the signal.
+            # At once: if the node stops leading, its process would restart and forget the signal.
             self.member.stop_broker()
         self._first.get_loop().call_soon_threadsafe(self._set, number)
 

@@ -214,7 +214,9 @@ def without_credentials(urls: Sequence[str], options: ClientOptions) -> tuple[li
     if not found:
         return plain, options
     if len(found) > 1 or options.token is not None:
-        raise errors.ConfigError("say once who the client is: the same in every URL, or as token, user and password")
+        raise errors.ConfigError(
+            "credentials differ or are given twice; use the same in every URL, or pass token, or user and password"
+        )
     return plain, dataclasses.replace(options, token=found.pop())
 
 

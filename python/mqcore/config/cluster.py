@@ -24,7 +24,7 @@ class ClusterConfig:
     listeners of the other nodes pass connections on to the leader. If the leader fails, another node continues.
 
     All nodes have the same `name`, secret and listeners (on ports of their own, if they share a machine). Only
-    `mqcore serve` runs a cluster: a node that stops to lead restarts its process.
+    `mqcore serve` runs a cluster: a node that stops leading restarts its process.
 
     >>> node = ClusterConfig(node=1, listen="0.0.0.0:47299", peers=["2=db-2:47299", "3=db-3:47299"], secret="0" * 32)
     """

@@ -42,9 +42,8 @@ def session(
     """Return a session that reads and writes the format ``mqcore``, the running one if there is one.
 
     `master` is Spark's: ``local[2]``, ``spark://HOST:7077``; by default what spark-submit or the environment says, else
-    ``local[*]``. `config` are further settings, and stand above those that are set here: no web page, times in UTC,
-    filters are pushed down, helpers are spoken to through Unix domain sockets where there are some; a local session
-    listens on this machine only.
+    ``local[*]``. `config` adds settings and overrides the defaults: no web UI, UTC, filter pushdown, Unix domain
+    sockets to Python workers where available; a local session listens on this machine only.
 
     Raises `JavaMissing` without a Java of at least 17, and `ConfigError` if pyspark is not installed.
     """

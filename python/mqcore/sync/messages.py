@@ -84,7 +84,8 @@ class Delivered(Incoming[_T_co]):
     def working(self) -> bool:
         """Ask for more time: the queue's acknowledge timeout starts again. Return whether that was sent in time.
 
-        Call it now and then while processing takes longer than the timeout. Only in TMQP, with a broker of mqcore.
+        Call it now and then while processing takes longer than the timeout. Needs a broker of mqcore; over
+        MicroMessage2 also the extension ``x-mqcore``.
 
         >>> receipt = mq.publish("orders/2", "pears")
         >>> with mq.queue("orders/2").consume(str, idle_timeout=0.5) as messages:

@@ -33,7 +33,7 @@ pub(crate) struct ClusterMember {
 #[pymethods]
 impl ClusterMember {
     /// `config` is a `mqcore.BrokerConfig`, `secret` the secret of the cluster. `restart` is the command that continues in place of
-    /// this process when it stops to lead.
+    /// this process when it stops leading.
     #[new]
     fn new(
         py: Python<'_>,

@@ -33,7 +33,7 @@
 //! | [`member`] | one member: the thread that drives its replica |
 //! | [`relay`] | clients of a member that does not lead, and the health checks that it answers itself |
 //!
-//! A member that stops to lead restarts its process: clients have to connect again anyway, and no state of the broker can
+//! A member that stops leading restarts its process: clients have to connect again anyway, and no state of the broker can
 //! survive by accident.
 
 pub mod answering;

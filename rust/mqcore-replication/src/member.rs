@@ -53,7 +53,7 @@ pub struct MemberOptions {
     pub tick: Duration,
     /// Time between two verifications of all files. Zero: never.
     pub verify_interval: Duration,
-    /// The program and arguments that continue in place of this process when it stops to lead. Empty: the process ends.
+    /// The program and arguments that continue in place of this process when it stops leading. Empty: the process ends.
     pub restart: Vec<OsString>,
     /// Called right before the process is replaced or ends because of that. It must return soon: the broker must not
     /// continue.
@@ -96,7 +96,7 @@ pub(crate) struct Shared {
 #[derive(Debug, Default)]
 struct View {
     status: MemberStatus,
-    /// The broker runs: when this member stops to lead, the process restarts.
+    /// The broker runs: when this member stops leading, the process restarts.
     is_taken: bool,
     /// The broker stops: the process ends instead.
     is_stopping: bool,
@@ -237,7 +237,7 @@ impl Member {
     }
 
     /// Takes over the files for the broker of this process, if this member leads. From then on, the process restarts when the
-    /// member stops to lead. `None`: it does not lead.
+    /// member stops leading. `None`: it does not lead.
     #[must_use]
     pub fn lead(&self) -> Option<Arc<Replicator>> {
         let mut view = self.shared.lock();

@@ -280,7 +280,7 @@ impl MemberThread {
         damage.tell(scope);
     }
 
-    /// Gets a copy of all files from the leader. A node that leads stops to do so.
+    /// Gets a copy of all files from the leader. A node that leads stops leading.
     fn copy_all(&mut self, group: &mut Grouped) {
         self.identity.is_copying = true;
         if let Err(error) = self.identity.save(&self.parts.options.data_dir) {
