@@ -267,7 +267,7 @@ format: $(ENVIRONMENT) ## format all files
 # --- figures, fuzzing, packages --------------------------------------------------------------------------------
 
 .PHONY: bench
-bench: $(ENVIRONMENT) ## measure, on an otherwise idle machine; docs/performance.md describes the output
+bench: $(ENVIRONMENT) ## measure, on an otherwise idle machine; docs/benchmarks.md describes the output
 	$(call step,load: the server under a load generator)
 	@cargo run --release --locked -p mqcore-bench --bin load -- all
 	$(call step,what deciding in Python costs)

@@ -16,8 +16,9 @@ def report() -> None:
     print("report")
 
 
+jobs.cron("0 3 * * *", report, timezone="Europe/Berlin")
+
 if __name__ == "__main__":
-    jobs.cron("0 3 * * *", report, timezone="Europe/Berlin")
     job = send_email.enqueue("ada@example.com", subject="hello")
     print(job.result(timeout="10s"))
     send_email.using(run_after="5m").enqueue("bob@example.com", "later")
