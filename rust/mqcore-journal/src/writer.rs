@@ -57,7 +57,7 @@ pub(crate) struct Writer<F> {
     pub(crate) synced: u32,
     /// Value of `synced` in the last mark.
     pub(crate) marked: u32,
-    /// Where the last mark ends.
+    /// Offset of the end of the last mark.
     pub(crate) mark_end: u32,
 }
 
@@ -101,7 +101,7 @@ impl<F> Writer<F> {
         self.buffer.is_empty() && self.synced > self.marked
     }
 
-    /// Whether all records are durable, and the last one is a mark that says so of all others.
+    /// Whether all records are durable, and the last one is a mark that covers all others.
     pub(crate) fn ends_with_mark(&self) -> bool {
         self.buffer.is_empty() && self.synced == self.mark_end
     }

@@ -58,7 +58,7 @@ pub struct Stored {
     pub uploaded: u64,
 }
 
-/// What [`BackupWriter::expire`] removed.
+/// The objects that [`BackupWriter::expire`] removed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Expired {
     /// Number of restore points.

@@ -75,7 +75,7 @@ pub enum StoreError {
         "your own credentials are restricted to some {what}; restrict the new ones to the same or to fewer"
     )]
     LessRestricted {
-        /// What is restricted.
+        /// The restricted property of peers, for example `addresses`.
         what: &'static str,
     },
     /// The credentials of the caller have been changed or removed meanwhile.
