@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 import mqcore
@@ -212,6 +213,55 @@ async def test_undecodable_body_is_treated_as_the_policy_says(policy: BadBody, b
         if policy is not BadBody.DEAD_LETTER:
             await mq.clock.advance(minutes=2)
             assert f"BodyError: {error}" in {letter(each)[3] for each in mq.messages("orders/65535")}
+
+
+class Listed(msgspec.Struct):
+    """A body whose type looks something up that may be missing."""
+
+    id: int
+    sku: str = "A-100"
+
+    def __post_init__(self) -> None:
+        if self.id == 2:
+            raise KeyError(self.sku)
+
+
+UNREADABLE = {
+    "not-utf-8": (b'{"id":4,"sku":"\xff"}', "invalid start byte"),
+    "deep": (b'{"id":4,"more":' + b"[" * 100_000, "while deserializing an object"),
+    "raising-type": (b'{"id":2}', "KeyError: 'A-100'"),
+}
+
+
+@pytest.mark.parametrize("kind", ["single", "concurrent", "batch"])
+@pytest.mark.parametrize("case", UNREADABLE)
+async def test_subscriber_continues_after_a_body_that_raises_something_unusual(case: str, kind: str) -> None:
+    app = App()
+    got: list[int] = []
+
+    if kind == "batch":
+
+        @app.batch_subscriber("orders/1", max=10, wait="50ms")
+        async def handle_all(orders: list[Listed]) -> None:
+            got.extend(order.id for order in orders)
+
+    else:
+
+        @app.subscriber("orders/1", concurrency=1 if kind == "single" else 2)
+        async def handle(order: Listed) -> None:
+            got.append(order.id)
+
+    body, error = UNREADABLE[case]
+    async with TestBroker(app) as mq:
+        await app.client.publish_many("orders/1", [b'{"id":1}', body, b'{"id":3}'])
+        await mq.settle()
+        await app.publish("orders/1", b'{"id":5}')
+        await mq.settle()
+        assert got == [1, 3, 5]
+        (dead,) = mq.messages("orders/65535")
+        assert (dead.body, letter(dead)[:3]) == (body, ("bad-body", "orders/1", "1"))
+        assert letter(dead)[3].startswith("the body is no Listed: ")
+        assert letter(dead)[3].endswith(error)
 
 
 async def test_dead_letters_are_dropped_if_the_queue_drops_them() -> None:

@@ -82,6 +82,42 @@ def test_a_body_that_is_something_else_tells_where() -> None:
         bodies.decode(b"not json", Order)
 
 
+def raising(error: Exception) -> type[object]:
+    """Return a type of bodies that raises `error` when it checks its values."""
+
+    class Checked(msgspec.Struct):
+        id: int
+
+        def __post_init__(self) -> None:
+            raise error
+
+    return Checked
+
+
+class Silent(Exception):
+    """An exception whose text cannot be read."""
+
+    def __str__(self) -> str:
+        raise LookupError
+
+
+@pytest.mark.parametrize(
+    ("raw", "wanted", "text"),
+    [
+        (b'{"sku":"\xff","qty":1}', Item, "the body is no Item: 'utf-8' codec can't decode byte 0xff"),
+        (b"[" * 100_000, list, "the body is no list: .* while deserializing"),
+        (b'{"id":1}', raising(KeyError("sku")), "Checked: KeyError: 'sku'"),
+        (b'{"id":1}', raising(RuntimeError("no rates")), "Checked: RuntimeError: no rates"),
+        (b'{"id":1}', raising(ValueError("too small")), "Checked: too small"),
+        (b'{"id":1}', raising(Silent()), "Checked: Silent: <Silent without text>"),
+    ],
+)
+def test_every_failure_to_decode_is_a_body_error(raw: bytes, wanted: Any, text: str) -> None:
+    with pytest.raises(errors.BodyError, match=text) as caught:
+        bodies.decode(raw, wanted)
+    assert (caught.value.raw, caught.value.wanted) == (raw, wanted)
+
+
 def test_body_without_json_form_is_rejected() -> None:
     with pytest.raises(errors.BodyError, match="object"):
         bodies.encode(object())
@@ -100,6 +136,8 @@ def test_pydantic_model_is_recognized_once_pydantic_is_imported(monkeypatch: pyt
         def model_validate_json(cls, raw: bytes) -> BaseModel:
             if raw == b"bad":
                 raise Invalid
+            if raw == b"unknown":
+                raise KeyError("sku")
             return cls(raw.decode())
 
     class Invalid(ValueError):
@@ -118,3 +156,5 @@ def test_pydantic_model_is_recognized_once_pydantic_is_imported(monkeypatch: pyt
     with pytest.raises(errors.BodyError) as caught:
         bodies.decode(b"bad", Model)
     assert caught.value.path == "$.items[0].qty"
+    with pytest.raises(errors.BodyError, match="Model: KeyError: 'sku'"):
+        bodies.decode(b"unknown", Model)

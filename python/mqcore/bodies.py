@@ -13,9 +13,13 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from mqcore._raised import text_of
 from mqcore.errors import BodyError
 
-__all__ = ["decode", "encode"]
+__all__ = ["JSON_ERRORS", "decode", "encode"]
+
+JSON_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Exceptions of msgspec for invalid bytes. The last two are raised for text that is not UTF-8 and for deep nesting."""
 
 _T = TypeVar("_T")
 
@@ -65,12 +69,14 @@ def _text(raw: bytes) -> str:
 
 
 def _json(raw: bytes, wanted: Any) -> Any:
+    decoder = _decoder(wanted)
     try:
-        return _decoder(wanted).decode(raw)
-    except msgspec.DecodeError as error:
+        return decoder.decode(raw)
+    except JSON_ERRORS as error:
         path = _PATH.search(str(error))
-        name = getattr(wanted, "__qualname__", str(wanted))
-        raise BodyError(f"the body is no {name}: {error}", raw, wanted, path[1] if path else "") from error
+        raise BodyError(f"the body is no {_name(wanted)}: {error}", raw, wanted, path[1] if path else "") from error
+    except Exception as error:
+        raise _failed_check(error, raw, wanted) from error
 
 
 @lru_cache(maxsize=1024)
@@ -91,4 +97,15 @@ def _pydantic(raw: bytes, wanted: Any) -> Any:
         details: list[dict[str, Any]] = getattr(error, "errors", list)()
         place = details[0].get("loc", ()) if details else ()
         path = "".join(f".{part}" if isinstance(part, str) else f"[{part}]" for part in place)
-        raise BodyError(f"the body is no {wanted.__qualname__}: {error}", raw, wanted, f"${path}") from error
+        raise BodyError(f"the body is no {_name(wanted)}: {error}", raw, wanted, f"${path}") from error
+    except Exception as error:
+        raise _failed_check(error, raw, wanted) from error
+
+
+def _failed_check(error: Exception, raw: bytes, wanted: Any) -> BodyError:
+    """Return the error for what a type raised when it checked its values: the sender chose these values."""
+    return BodyError(f"the body is no {_name(wanted)}: {type(error).__name__}: {text_of(error)}", raw, wanted)
+
+
+def _name(wanted: Any) -> str:
+    return str(getattr(wanted, "__qualname__", wanted))

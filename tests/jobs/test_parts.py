@@ -80,6 +80,13 @@ def test_arbitrary_bytes_are_a_job_or_are_rejected(job: bytes) -> None:
         assert wire.decode_call(job).name
 
 
+@pytest.mark.parametrize("nested", [b"[" * 100_000, b'["run",{"callable":"f","path":"p","args":' + b"[" * 100_000])
+def test_job_that_is_nested_too_deeply_is_rejected(nested: bytes) -> None:
+    with pytest.raises(errors.BodyError, match="invalid job"):
+        wire.decode_call(nested)
+    assert wire.parse_progress([b'{"id":' + nested]) is None
+
+
 def test_headers_are_written_as_all_workers_read_them() -> None:
     headers = wire.Headers(reply_requested=True, guarantee=True, retry_count=3, timeout=7)
     assert headers.encode() == b"reply-requested,guarantee,retry-count:3,timeout:7"

@@ -13,6 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
+from mqcore.bodies import JSON_ERRORS
 from mqcore.config import Duration, seconds
 from mqcore.errors import (
     BodyError,
@@ -260,7 +261,7 @@ class Job(Generic[R]):
         assert self._end is not None
         try:
             result = _RESULT.decode(self._end)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except JSON_ERRORS as error:
             raise BodyError(f"invalid result of job {self.id}: {error}", self._end, wire.Result) from error
         if result.error is not None:
             raise self._error(result.error)

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from mqcore.bodies import JSON_ERRORS
 from mqcore.errors import BodyError
 
 __all__ = [
@@ -224,7 +225,7 @@ def parse_progress(frames: Sequence[bytes]) -> JobProgress | None:
     """Parse a subscriber's message; `None` if it is not a progress report."""
     try:
         return _JOB_PROGRESS.decode(frames[-1])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except JSON_ERRORS:
         return None
 
 
@@ -263,7 +264,7 @@ def decode_call(job: bytes) -> Call:
     """Parse the JSON of a job. Raises `BodyError`."""
     try:
         call = _CALL.decode(job)[1]
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except JSON_ERRORS as error:
         raise BodyError(f"invalid job: {error}", job, Call) from error
     if not all(math.isfinite(number) and number >= 0 for number in (call.mqcore.soft, call.mqcore.hard)):
         raise BodyError("invalid job: time limits must be finite and at least 0 s", job, Call)
