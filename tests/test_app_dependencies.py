@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -119,6 +120,98 @@ async def test_generator_gets_the_exception_of_the_handler(plain: bool, caplog: 
         await app.publish("orders/1", Order(2))
         await mq.settle()
     assert ended == ["committed", "rolled back"]
+
+
+def swallowing() -> Iterator[str]:
+    try:
+        yield "value"
+    except Exception:
+        EVENTS.append("swallowed")
+
+
+async def swallowing_async() -> AsyncIterator[str]:
+    try:
+        yield "value"
+    except Exception:
+        EVENTS.append("swallowed")
+
+
+def noting() -> Iterator[str]:
+    try:
+        yield "outer"
+    except ValueError:
+        EVENTS.append("outer rolls back")
+        raise
+
+
+def failing(before: Annotated[str, Depends(swallowing)]) -> str:
+    raise ValueError(before)
+
+
+@pytest.mark.parametrize(
+    ("dependency", "plain"),
+    [
+        (Depends(swallowing), False),
+        (Depends(swallowing_async), False),
+        (Depends(swallowing, in_thread=True), False),
+        (Depends(failing), False),
+        (Depends(swallowing), True),
+        (Depends(swallowing_async), True),
+        (Depends(failing), True),
+    ],
+)
+async def test_message_of_a_failed_handler_is_rejected_although_a_dependency_catches_its_exception(
+    dependency: Any, plain: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App()
+
+    if plain:
+
+        @app.subscriber("orders/1", retry=Retry(0))
+        def handle(
+            outer: Annotated[str, Depends(noting)], inner: Annotated[str, dependency], message: Delivered[bytes]
+        ) -> None:
+            raise ValueError("no stock")
+
+    else:
+
+        @app.subscriber("orders/1", retry=Retry(0))
+        async def handle_async(
+            outer: Annotated[str, Depends(noting)], inner: Annotated[str, dependency], message: Delivered[bytes]
+        ) -> None:
+            raise ValueError("no stock")
+
+    async with TestBroker(app) as mq:
+        await app.publish("orders/1", b"x")
+        await mq.settle()
+        stats = mq.stats().queue("orders/1")
+        assert (stats.acks, stats.negative_acks, len(mq.messages("orders/65535"))) == (0, 1, 1)
+    assert sorted(EVENTS) == ["outer rolls back", "swallowed"]
+
+
+async def test_app_does_not_start_although_a_part_catches_the_exception() -> None:
+    @contextlib.asynccontextmanager
+    async def lifespan(app: App) -> AsyncIterator[None]:
+        try:
+            yield
+        except ValueError:
+            EVENTS.append("swallowed by the lifespan")
+
+    def unreachable() -> str:
+        raise ValueError("no database")
+
+    app = App(lifespan=lifespan)
+
+    @app.subscriber("orders/1")
+    async def handle(
+        first: Annotated[str, Depends(swallowing, scope="app")],
+        second: Annotated[str, Depends(unreachable, scope="app")],
+    ) -> None: ...
+
+    with pytest.raises(ValueError, match="no database"):
+        async with TestBroker(app):
+            pass
+    assert EVENTS == ["swallowed", "swallowed by the lifespan"]
 
 
 async def test_plain_dependencies_of_a_plain_handler_run_in_its_thread() -> None:

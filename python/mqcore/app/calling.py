@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from types import TracebackType
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from mqcore.app.dependencies import Kind, Provider
 from mqcore.app.signature import Handler, Source, needs_thread
 
-__all__ = ["BodyOf", "Call", "Environment", "RunInThread", "bind", "make_app_value"]
+__all__ = ["BodyOf", "Call", "Environment", "RunInThread", "bind", "enter_async", "make_app_value"]
+
+_T = TypeVar("_T")
 
 Call: TypeAlias = Callable[[Any], Awaitable[Any]]
 """Calls a handler with a message, and returns its result."""
@@ -154,13 +164,13 @@ class _Step:
                 made = await made
             case Kind.ASYNC_GENERATOR:
                 assert stack is not None
-                made = await stack.enter_async_context(made)
+                made = await enter_async(stack, made)
             case Kind.GENERATOR:
                 assert stack is not None
                 if self.in_thread:
-                    made = await stack.enter_async_context(_in_thread(made, self._environment.run_in_thread))
+                    made = await enter_async(stack, _in_thread(made, self._environment.run_in_thread))
                 else:
-                    made = stack.enter_context(made)
+                    made = _enter(stack, made)
             case Kind.PLAIN:
                 pass
         values[self.place] = made
@@ -168,7 +178,33 @@ class _Step:
     def make_here(self, message: Any, values: list[Any], stack: ExitStack) -> None:
         """Store its value, in the thread of a plain handler."""
         made = self.start(message, values)
-        values[self.place] = stack.enter_context(made) if self.kind is Kind.GENERATOR else made
+        values[self.place] = _enter(stack, made) if self.kind is Kind.GENERATOR else made
+
+
+def _enter(stack: AsyncExitStack | ExitStack, manager: AbstractContextManager[_T]) -> _T:
+    """Enter a context manager. If it suppresses an exception at its end, `stack` raises it nevertheless: otherwise the
+    message of a handler that has failed would be acknowledged.
+    """
+    value = manager.__enter__()
+
+    def leave(kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        manager.__exit__(kind, error, traceback)
+
+    stack.push(leave)
+    return value
+
+
+async def enter_async(stack: AsyncExitStack, manager: AbstractAsyncContextManager[_T]) -> _T:
+    """Enter an async context manager. If it suppresses an exception at its end, `stack` raises it nevertheless."""
+    value = await manager.__aenter__()
+
+    async def leave(
+        kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await manager.__aexit__(kind, error, traceback)
+
+    stack.push_async_exit(leave)
+    return value
 
 
 @asynccontextmanager

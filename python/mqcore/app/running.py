@@ -15,7 +15,7 @@ from mqcore import errors
 from mqcore._raised import call_in_thread
 from mqcore.app.answering import Answers, RequestHandler
 from mqcore.app.batching import BatchSubscriber, form_of
-from mqcore.app.calling import Call, Environment, bind, make_app_value
+from mqcore.app.calling import Call, Environment, bind, enter_async, make_app_value
 from mqcore.app.compiled import CompiledRequest, CompiledSubscriber, Declarations, Target
 from mqcore.app.consuming import Publish, Subscriber, SubscriberParts
 from mqcore.app.dead_letters import DeadLetters
@@ -83,7 +83,7 @@ class Run:
             opening.callback(self._end_threads)
             found = await self._check_queues(client)
             if lifespan is not None:
-                state.update(await opening.enter_async_context(lifespan()) or {})
+                state.update(await enter_async(opening, lifespan()) or {})
             environment = Environment(self._app, client, {}, self._run_in_thread)
             for provider in self._declarations.app_providers:
                 await make_app_value(provider, environment, opening)
