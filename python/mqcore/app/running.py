@@ -81,6 +81,7 @@ class Run:
             client = connect(target, **options)
             self.client = await opening.enter_async_context(client)
             opening.callback(self._end_threads)
+            connects = client.counters.connects
             found = await self._check_queues(client)
             if lifespan is not None:
                 state.update(await enter_async(opening, lifespan()) or {})
@@ -101,7 +102,7 @@ class Run:
             runner.start()
         self._watching = [
             asyncio.create_task(self._watch(), name="mqcore app"),
-            asyncio.create_task(self._check_after_reconnects(client), name="mqcore app queues"),
+            asyncio.create_task(self._check_after_reconnects(client, connects), name="mqcore app queues"),
         ]
         self.is_started = True
         _LOG.info("%r consumes %s", self._app, ", ".join(runner.queue for runner in self._runners) or "nothing")
@@ -186,13 +187,15 @@ class Run:
             _LOG.critical("%r stops: %s", self._app, failed[0], exc_info=failed[0])
             self.request_stop()
 
-    async def _check_after_reconnects(self, client: Client) -> None:
-        """Check the queues again on each new connection: a broker in memory has lost them when it was restarted."""
-        known = client.state.client_id
+    async def _check_after_reconnects(self, client: Client, known: int) -> None:
+        """Check the queues again on each connection after the `known` ones: a broker in memory has lost them when it
+        was restarted.
+        """
         async for state in client.states():
-            if state.status != "connected" or state.client_id == known:
+            # A client with an id of its own keeps it, so only the count tells connections apart.
+            if state.status != "connected" or client.counters.connects == known:
                 continue
-            known = state.client_id
+            known = client.counters.connects
             try:
                 await self._check_queues(client)
             except errors.MqcoreError as error:
