@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -45,3 +46,8 @@ async def loss(client: Client) -> str:
 async def until(condition: Callable[[], bool], what: str = "the condition", *, limit: float = LIMIT) -> None:
     """Let the event loop continue until `condition()` is true, at most `limit` seconds."""
     await asyncio.to_thread(wait_until, condition, limit=limit, what=what)
+
+
+def occupy(seconds: float) -> None:
+    """Keep the event loop from everything else, as code that never awaits."""
+    time.sleep(seconds)

@@ -14,6 +14,7 @@ import pytest
 import mqcore
 import mqcore.app.running
 from app_types import Customer, Invoice, Order, Stock, until
+from awaited import occupy
 from mqcore import App, Client, Delivered, Group, QueueOptions, errors
 from mqcore.app import CallNext, Outgoing
 from mqcore.client import Batch, Request
@@ -479,6 +480,29 @@ async def test_serve_ends_when_a_handler_stops_the_app() -> None:
         await app.publish("orders/1", "x")
         await asyncio.wait_for(serving, 10)
         assert not app.is_running
+
+
+@pytest.mark.parametrize("kind", ["single", "concurrent", "batch"])
+async def test_handler_that_never_waits_does_not_delay_the_stop_of_the_app(kind: str) -> None:
+    async with mqcore.Broker() as broker, broker.client() as client:
+        app = App(broker)
+        if kind == "batch":
+
+            @app.batch_subscriber("orders/1", max=10)
+            async def handle_all(bodies: list[bytes]) -> None:
+                occupy(0.01)
+
+        else:
+
+            @app.subscriber("orders/1", concurrency=1 if kind == "single" else 2)
+            async def handle(body: bytes) -> None:
+                occupy(0.001)
+
+        await client.create_queue("orders/1", QueueOptions(status="roundrobin", request_acknowledge=True))
+        await client.publish_many("orders/1", [b"x"] * 2_000)
+        asyncio.get_running_loop().call_later(0.05, app.stop)
+        await app.serve(signals=False)
+        assert (await client.queue_information("orders/1")).messages > 1_000
 
 
 async def test_app_starts_an_embedded_broker_that_does_not_run_and_stops_only_that() -> None:

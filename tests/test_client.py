@@ -14,11 +14,12 @@ import textwrap
 import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 import mqcore
-from awaited import next_of
+from awaited import next_of, occupy
 from mqcore import errors
 from mqcore.client import Client, Event, Receipt, Request
 from served import wait_until
@@ -305,6 +306,32 @@ async def test_batches_bring_what_is_there(mq: Client) -> None:
         assert max(sizes) <= 400
 
 
+@pytest.mark.parametrize("kind", ["messages", "acknowledged", "batches", "pulled"])
+async def test_timeout_ends_a_loop_over_messages_that_are_here(mq: Client, kind: str) -> None:
+    status: Any = "pull" if kind == "pulled" else "push"
+    await mq.declare("orders", 1, mqcore.QueueOptions(status=status, request_acknowledge=kind == "acknowledged"))
+    await mq.publish_many("orders/1", [b"x"] * 2_000)
+    queue = mq.queue("orders/1")
+    taken = 0
+
+    async def take() -> None:
+        nonlocal taken
+        if kind == "batches":
+            async for batch in queue.consume(prefetch=2_000).batches(10):
+                occupy(0.001 * len(batch))
+                taken += len(batch)
+        else:
+            async for message in queue.pull_stream(2_000) if kind == "pulled" else queue.consume():
+                occupy(0.001)
+                await message.ack()
+                taken += 1
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await take()
+    assert taken < 1_000
+
+
 async def test_what_a_consumer_leaves_goes_to_another(mq: Client, broker: mqcore.Broker) -> None:
     await mq.declare("orders", 1, dataclasses.replace(PUSH_WITH_ACKS, status="roundrobin"))
     async with mq.queue("orders", 1).consume() as messages:
@@ -320,7 +347,8 @@ async def test_a_task_that_is_cancelled_while_it_waits_loses_no_message(mq: Clie
     async with mq.queue("orders", 1).consume() as messages:
         for number in range(50):
             waiting = asyncio.ensure_future(anext(messages))
-            await asyncio.sleep(0)
+            for _ in range(number % 3):
+                await asyncio.sleep(0)
             waiting.cancel()
             await mq.publish("orders/1", str(number))
             results = await asyncio.gather(waiting, return_exceptions=True)

@@ -6,15 +6,20 @@ Everything else of the two clients is the same; `tools/generate_sync.py` makes t
 from __future__ import annotations
 
 import abc
+import asyncio
 from collections.abc import AsyncIterator, Generator
+from time import monotonic
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from mqcore import _core, errors
 from mqcore.client.lifetime import OPEN, warn_if_open
 from mqcore.client.options import ClientOptions
 
 __all__ = ["ClientBase", "ConsumerBase"]
+
+_YIELD_SECONDS: Final = 0.01
+"""Time for which a loop may take messages without letting other tasks run."""
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -54,6 +59,14 @@ class ConsumerBase(AsyncIterator[_T_co]):
     """A consumer that an ``async for`` loop opens and closes, unless ``async with`` does."""
 
     _core: object
+    _yields_at: float = 0.0
+    """When taking a message lets other tasks run before, by the monotonic clock. A message that is here needs no wait:
+    without this, a backlog would keep the event loop from timeouts, signals and other tasks.
+    """
+
+    async def _let_others_run(self) -> None:
+        await asyncio.sleep(0)
+        self._yields_at = monotonic() + _YIELD_SECONDS
 
     @abc.abstractmethod
     async def __aenter__(self) -> Self: ...

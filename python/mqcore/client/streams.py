@@ -6,6 +6,7 @@ import abc
 import inspect
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
 
@@ -82,6 +83,10 @@ class Consumer(SpanHolder, ConsumerBase[Delivered[_T]]):
         """Wait for a message; end with the consumer, the client, or after the idle timeout."""
         if self._span is not None:
             self._leave_span()
+        # asyncio only
+        if monotonic() >= self._yields_at:
+            await self._let_others_run()
+        # end asyncio only
         raw = self._taken.popleft() if self._taken else self._take()
         if raw is None and (raw := await self._wait()) is None:
             raise StopAsyncIteration
@@ -137,6 +142,10 @@ class Consumer(SpanHolder, ConsumerBase[Delivered[_T]]):
         while (core := self._core) is not None:
             if self._span is not None:
                 self._leave_span()
+            # asyncio only
+            if monotonic() >= self._yields_at:
+                await self._let_others_run()
+            # end asyncio only
             closed = core.is_closed
             # Messages that are here need no wait, which costs a switch to another thread.
             taken = core.take_batch(max) if core.waiting >= (max if wait else 1) else None
@@ -191,6 +200,10 @@ class PullStream(SpanHolder, ConsumerBase[Delivered[_T]]):
         """Wait for a message; end with the pull."""
         if self._span is not None:
             self._leave_span()
+        # asyncio only
+        if monotonic() >= self._yields_at:
+            await self._let_others_run()
+        # end asyncio only
         while (core := self._core) is not None:
             closed = core.is_closed
             # One by one: the others wait in the core, which returns them if the loop ends.
