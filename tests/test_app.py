@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -270,6 +271,37 @@ async def test_concurrency_limits_handlers_and_one_keeps_the_order() -> None:
         assert most == 4
         assert order == list(range(60))
         assert mq.stats().queue("many/1").acks == 60
+
+
+@pytest.mark.parametrize("kind", ["single", "concurrent", "batch"])
+async def test_context_variables_of_a_handler_are_its_own(kind: str) -> None:
+    app = App()
+    current: ContextVar[int | None] = ContextVar("current", default=None)
+    own: list[bool] = []
+
+    async def note(number: int) -> None:
+        found = current.get()
+        current.set(number)
+        if number % 2:
+            await asyncio.sleep(0.001)
+        own.append(found is None and current.get() == number)
+
+    if kind == "batch":
+
+        @app.batch_subscriber("orders/1", max=1)
+        async def handle_all(bodies: list[int]) -> None:
+            await note(bodies[0])
+
+    else:
+
+        @app.subscriber("orders/1", concurrency=1 if kind == "single" else 3)
+        async def handle(body: int) -> None:
+            await note(body)
+
+    async with TestBroker(app) as mq:
+        await app.client.publish_many("orders/1", range(30))
+        await mq.settle()
+    assert own == [True] * 30
 
 
 async def test_requests_are_answered_by_content_type() -> None:

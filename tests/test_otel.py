@@ -336,6 +336,31 @@ def test_handlers_of_joined_queues_continue_the_trace(receiver: Received, provid
     assert process.attributes["mqcore.attempt"] == 1
 
 
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_handlers_of_an_app_continue_the_trace_of_their_own_message(
+    receiver: Received, provider: TracerProvider, concurrency: int
+) -> None:
+    mqcore.otel.instrument(tracer_provider=provider)
+    async with mqcore.Broker() as broker:
+        app = mqcore.App(broker)
+
+        @app.subscriber("orders/1", concurrency=concurrency)
+        @app.publisher("done/1", queue_options=QueueOptions(status=QueueStatus.PULL))
+        async def handle(body: str, client: mqcore.Client) -> str:
+            await asyncio.sleep(0.001 * int(body))
+            await client.publish("done/1", body)
+            return body
+
+        async with app:
+            await app.client.publish_many("orders/1", ["2", "1", "0", "2", "1", "0"])
+            await until(lambda: broker.stats().queue("orders/1").acks == 6, "the acknowledgements")
+    await until(lambda: len(receiver.named("process orders/1")) == 6, "the spans")
+    processed = receiver.named("process orders/1")
+    parents = [span.parent_id for span in receiver.named("publish done/1")]
+    assert sorted(parents) == sorted(2 * [span.span_id for span in processed])
+    assert [span.attributes["mqcore.outcome"] for span in processed] == ["acked"] * 6
+
+
 def test_a_broker_that_runs_for_a_moment_exports_its_metrics(receiver: Received) -> None:
     with serving("--otel", environment={"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url}) as broker:
         with sync.connect(broker.url) as mq:

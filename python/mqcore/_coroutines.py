@@ -1,8 +1,9 @@
-"""Coroutines that others run step by step."""
+"""Coroutines that others run step by step, each with context variables of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Coroutine, Generator
+from contextvars import Context
 from types import coroutine
 from typing import Any
 
@@ -10,21 +11,19 @@ __all__ = ["rest_of"]
 
 
 @coroutine
-def rest_of(
-    send: Callable[[Any], Any], throw: Callable[[BaseException], Any], close: Callable[[], None], awaited: Any
-) -> Generator[Any, Any, Any]:
-    """Run the rest of a coroutine, given by its methods, like ``await``. It waits for `awaited` now."""
+def rest_of(work: Coroutine[Any, Any, Any], context: Context, awaited: Any) -> Generator[Any, Any, Any]:
+    """Run the rest of a coroutine like ``await``, in its context. It waits for `awaited` now."""
     while True:
         thrown: BaseException | None = None
         value = None
         try:
             value = yield awaited
         except GeneratorExit:
-            close()
+            context.run(work.close)
             raise
         except BaseException as error:
             thrown = error
         try:
-            awaited = send(value) if thrown is None else throw(thrown)
+            awaited = context.run(work.send, value) if thrown is None else context.run(work.throw, thrown)
         except StopIteration as ended:
             return ended.value

@@ -23,7 +23,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextvars import Context, copy_context
+from contextvars import copy_context
 from enum import StrEnum
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
@@ -333,6 +333,7 @@ class _AnswerRun:
         while (index := self._next) < count:
             self._next = index + 1
             work, context = _coroutine_of(pending.awaitable(index)), base.copy()
+            rest: Awaitable[object]
             try:
                 awaited = context.run(work.send, None)
             except StopIteration as ended:
@@ -349,7 +350,7 @@ class _AnswerRun:
                 rest = _raise(error)
             else:
                 self._begin_task()
-                rest = _rest_of(work, context, awaited)
+                rest = rest_of(work, context, awaited)
             await self._answer(index, task, rest)
             if task.cancelling():
                 # It is not for the next coroutine, and a loop that ends must not wait for that one.
@@ -426,15 +427,3 @@ async def _wait_for(awaitable: Awaitable[_T]) -> _T:
 
 async def _raise(error: BaseException) -> object:
     raise error
-
-
-def _rest_of(work: Coroutine[Any, Any, _T], context: Context, awaited: object) -> Coroutine[Any, Any, _T]:
-    """The rest of a coroutine that waits for `awaited`, in its context."""
-
-    def send(value: object) -> object:
-        return context.run(work.send, value)
-
-    def throw(error: BaseException) -> object:
-        return context.run(work.throw, error)
-
-    return rest_of(send, throw, work.close, awaited)

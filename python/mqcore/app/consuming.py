@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
-from types import coroutine
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias
 
 from mqcore import errors
 from mqcore._coroutines import rest_of
@@ -33,8 +33,6 @@ _EXTENSION_SECONDS_MAX: Final = 10.0
 _EXTENSIONS_PER_TIMEOUT: Final = 3
 
 _FAILURE_CHARACTERS_MAX: Final = 500
-
-_T = TypeVar("_T")
 
 Publish: TypeAlias = Callable[[Any], Awaitable[Any]]
 """Publishes the result of a handler."""
@@ -147,7 +145,8 @@ class Subscriber:
                 break
             self.taken += 1
             running[0] = message
-            await handle(message, task)
+            if (rest := _begin(handle(message, task))) is not None:
+                await rest
             running.clear()
         self._ended()
 
@@ -167,7 +166,9 @@ class Subscriber:
                 self.taken += 1
                 running[place] = message
                 try:
-                    await _until_it_waits(handle(message, task), self._pass_on)
+                    if (rest := _begin(handle(message, task))) is not None:
+                        self._pass_on()
+                        await rest
                 finally:
                     del running[place]
         finally:
@@ -316,12 +317,13 @@ async def _return_unstarted(message: Delivered[Any] | Batch[Any] | None) -> None
         await message.nack(REASON_CLOSED)
 
 
-@coroutine
-def _until_it_waits(work: Coroutine[Any, Any, _T], waits: Callable[[], None]) -> Generator[Any, Any, _T]:
-    """Run a coroutine like ``await``; call `waits` when it waits for the first time, if it does."""
+def _begin(work: Coroutine[Any, Any, None]) -> Awaitable[None] | None:
+    """Run a coroutine with context variables of its own, as in a task, until it waits for something. Return the rest of
+    it; ``None``: it has ended.
+    """
+    context = copy_context()
     try:
-        pending = work.send(None)
-    except StopIteration as ended:
-        return ended.value  # type: ignore[no-any-return]
-    waits()
-    return (yield from rest_of(work.send, work.throw, work.close, pending))  # type: ignore[no-any-return]
+        awaited = context.run(work.send, None)
+    except StopIteration:
+        return None
+    return rest_of(work, context, awaited)
