@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
+import itertools
 import os
 import signal
 import subprocess
@@ -472,6 +473,95 @@ async def test_no_answer_is_a_timeout(broker: mqcore.Broker, mq: Client) -> None
     async with mqcore.connect(broker.listeners[0], id="mute"):
         with pytest.raises(errors.RequestTimeout):
             await mq.request("mute", b"x", timeout="50ms")
+
+
+# --- streams ---------------------------------------------------------------------------------------------------------
+
+STREAMS = ("requests", "custom_messages", "events")
+
+
+def stream_of(mq: Client, kind: str) -> Any:
+    return mq.events("ChannelCreated") if kind == "events" else getattr(mq, kind)()
+
+
+async def cause(mq: Client, broker: mqcore.Broker, kind: str, text: str) -> None:
+    """Let an open stream of a client receive an element."""
+    if kind == "events":
+        await mq.create_channel(text)
+    elif kind == "custom_messages":
+        broker.send_custom(mq.id, text)
+    else:
+        await mq.send(mq.id, text)
+
+
+def text_of(element: Any) -> str:
+    return element.channel if isinstance(element, Event) else element.raw.decode()
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+async def test_a_loop_opens_a_stream_and_closes_it(broker: mqcore.Broker, mq: Client, kind: str) -> None:
+    stream = stream_of(mq, kind)
+
+    async def first() -> str:
+        async with contextlib.aclosing(aiter(stream)) as elements:
+            async for element in elements:
+                return text_of(element)
+        return "none"
+
+    for name in ("a", "b"):
+        reading = asyncio.ensure_future(first())
+        numbers = itertools.count()
+        while not reading.done():
+            await cause(mq, broker, kind, f"{name}{next(numbers)}")
+            await asyncio.sleep(0.001)
+        assert (await reading).startswith(name)
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+async def test_a_stream_that_is_not_open_brings_nothing(mq: Client, kind: str) -> None:
+    stream = stream_of(mq, kind)
+    with pytest.raises(errors.InvalidArgument, match="the stream is not open; enter it with 'async with'"):
+        await anext(stream)
+    async with stream:
+        pass
+    assert await anext(stream, None) is None
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+async def test_a_stream_that_opens_again_has_no_elements_of_before(
+    broker: mqcore.Broker, mq: Client, kind: str
+) -> None:
+    numbers = itertools.count()
+    async with asyncio.timeout(10), stream_of(mq, kind) as stream:
+        while not stream._taken:
+            for _ in range(3):
+                await cause(mq, broker, kind, f"old{next(numbers)}")
+            await anext(stream)
+        left = {text_of(stream._read(element)) for element in stream._taken}
+    async with stream:
+        await cause(mq, broker, kind, "new")
+        seen = [text_of(await next_of(stream))]
+        while seen[-1] != "new":
+            seen.append(text_of(await next_of(stream)))
+    assert left.isdisjoint(seen)
+
+
+async def test_timeout_ends_a_loop_over_requests_that_are_here(mq: Client) -> None:
+    taken = 0
+
+    async def take() -> None:
+        nonlocal taken
+        async for _ in requests:
+            occupy(0.001)
+            taken += 1
+
+    async with mq.requests(idle_timeout=5) as requests:
+        for _ in range(2_000):
+            await mq.send(mq.id, b"x")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await take()
+    assert taken < 1_000
 
 
 # --- events ----------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import struct
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -725,6 +726,21 @@ async def test_frames_of_a_vendors_extension_are_sent_and_taken() -> None:
         await mq.close(drain=0)
 
 
+async def test_loop_opens_the_frames_of_a_vendors_extension() -> None:
+    async def first() -> bytes | None:
+        async for frame in mq.extension("x-note"):
+            return frame
+        return None
+
+    async with playing(played(shout), "mm2") as url, mqcore.connect(url, extensions=[NOTE]) as mq:
+        reading = asyncio.ensure_future(first())
+        while not reading.done():
+            await mq.extension("x-note").send(b"one")
+            await asyncio.sleep(0.001)
+        assert await reading in {b"ONE", b"unasked"}
+        await mq.close(drain=0)
+
+
 async def test_a_handler_answers_the_frames_of_a_vendors_extension() -> None:
     heard: list[bytes] = []
 
@@ -774,6 +790,31 @@ def test_the_blocking_face_takes_frames_of_vendors_too() -> None:
             return seen
 
     assert asyncio.run(run())[-1] == b"LOUD"
+
+
+def test_loop_of_the_blocking_client_opens_the_frames_of_a_vendors_extension() -> None:
+    async def run() -> list[bytes]:
+        async with playing(played(shout), "mm2") as url:
+            return await asyncio.to_thread(talk, url)
+
+    def talk(url: str) -> list[bytes]:
+        seen: list[bytes] = []
+
+        def read() -> None:
+            for frame in mq.extension("x-note"):
+                seen.append(frame)
+                return
+
+        with mqcore.sync.connect(url, extensions=[NOTE]) as mq:
+            loop = threading.Thread(target=read, daemon=True)
+            loop.start()
+            while loop.is_alive():
+                mq.extension("x-note").send(b"loud")
+                loop.join(0.001)
+            mq.close(drain=0)
+        return seen
+
+    assert asyncio.run(run())[0] in {b"LOUD", b"unasked"}
 
 
 async def test_unknown_commands_of_the_broker_are_ignored() -> None:

@@ -173,6 +173,40 @@ def test_leaving_a_stream_ends_the_loop_of_another_thread(client: Client, kind: 
     assert taken == [[]]
 
 
+@pytest.mark.parametrize("kind", ["requests", "custom_messages", "events"])
+def test_a_loop_opens_a_stream_and_closes_it(client: Client, broker: mqcore.Broker, kind: str) -> None:
+    taken: list[object] = []
+    stream: Any = client.events("ChannelCreated") if kind == "events" else getattr(client, kind)()
+
+    def read() -> None:
+        for element in stream:
+            taken.append(element)
+            return
+
+    for count in (1, 2):
+        loop = threading.Thread(target=read, daemon=True)
+        loop.start()
+        numbers = itertools.count()
+        while loop.is_alive():
+            if kind == "events":
+                client.create_channel(f"c{count}-{next(numbers)}")
+            elif kind == "custom_messages":
+                broker.send_custom(client.id, b"x")
+            else:
+                client.send(client.id, b"x")
+            loop.join(0.001)
+        assert len(taken) == count
+
+
+def test_a_stream_that_is_not_open_brings_nothing(client: Client) -> None:
+    requests = client.requests()
+    with pytest.raises(errors.InvalidArgument, match="the stream is not open; enter it with 'with'"):
+        next(requests)
+    with requests:
+        pass
+    assert next(requests, None) is None
+
+
 def is_inside(thread: threading.Thread, module: str) -> bool:
     """Whether a thread runs a function of a module."""
     frame = sys._current_frames().get(thread.ident or 0)

@@ -58,9 +58,9 @@ class Answers:
     def stop(self) -> None:
         """Take nothing more; running handlers finish."""
         self._is_stopping = True
-        source = self._requests._source
-        if source is not None:
-            source.close()
+        core = self._requests._core
+        if core is not None:
+            core.close()
 
     async def close(self) -> None:
         """Close the stream, if that has not happened."""

@@ -48,7 +48,7 @@ class ControlBase(ClientBase):
     ) -> CustomMessages[Any]:
         """Return the custom messages of the broker's program, sent with `mqcore.Broker.send_custom`.
 
-        Take them with ``async with`` and ``async for``. Only in TMQP.
+        Take them with ``async for``; ``async with`` opens the stream before the loop. Only in TMQP.
         """
         return CustomMessages(self, wanted, optional_seconds(idle_timeout))
 

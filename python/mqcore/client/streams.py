@@ -231,13 +231,14 @@ class _Source(Protocol[_Raw]):
     def close(self) -> None: ...
 
 
-class _Stream(abc.ABC, Generic[_Raw, _T_co]):
-    """A stream that ``async with`` opens and ``async for`` reads."""
+class _Stream(ConsumerBase[_T_co], Generic[_Raw, _T_co]):
+    """A stream that ``async for`` opens, reads and closes. ``async with`` opens it before, and for several loops."""
 
     def __init__(self, client: ClientBase, idle_timeout: float | None) -> None:
         self._client = client
         self._idle_timeout = idle_timeout
-        self._source: _Source[_Raw] | None = None
+        self._core: _Source[_Raw] | None = None
+        self._was_opened = False
         self._taken: deque[_Raw] = deque()
 
     @abc.abstractmethod
@@ -249,29 +250,39 @@ class _Stream(abc.ABC, Generic[_Raw, _T_co]):
         """Make a public object of an element."""
 
     async def __aenter__(self) -> Self:
-        self._source = await self._open()
+        self._core = await self._open()
+        self._was_opened = True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        source, self._source = self._source, None
-        if source is not None:
-            source.close()
-
-    def __aiter__(self) -> Self:
-        return self
+        core, self._core = self._core, None
+        if core is not None:
+            core.close()
+        # Not cleared: a loop of another thread may be taking from it.
+        self._taken = deque()
 
     async def __anext__(self) -> _T_co:
         """Wait for the next element; end with the stream, the client, or after the idle timeout."""
-        while not self._taken and (source := self._source) is not None:
-            closed = source.is_closed
-            self._taken.extend(source.take(_TAKE_MAX))
-            if self._taken or closed or not await source.wait_async(self._idle_timeout):
+        # asyncio only
+        if monotonic() >= self._yields_at:
+            await self._let_others_run()
+        # end asyncio only
+        taken = self._taken
+        while not taken and (core := self._opened_core()) is not None:
+            closed = core.is_closed
+            taken.extend(core.take(_TAKE_MAX))
+            if taken or closed or not await core.wait_async(self._idle_timeout):
                 break
-        if not self._taken:
+        if not taken:
             raise StopAsyncIteration
-        return self._read(self._taken.popleft())
+        return self._read(taken.popleft())
+
+    def _opened_core(self) -> _Source[_Raw] | None:
+        if not self._was_opened:
+            raise errors.InvalidArgument("the stream is not open; enter it with 'async with'")
+        return self._core
 
 
 class Requests(_Stream["_core.Received", "Request[_T]"], Generic[_T]):
@@ -303,7 +314,10 @@ class CustomMessages(_Stream["_core.Received", "Incoming[_T]"], Generic[_T]):
 
 
 class Events(_Stream["Event", "Event"]):
-    """Events of the broker as they come: ``async with`` subscribes, ``async for`` takes them."""
+    """Events of the broker as they come: ``async for`` subscribes and takes them.
+
+    ``async with`` subscribes before the loop, so that no event of what happens meanwhile is missed.
+    """
 
     def __init__(self, client: ClientBase, subscriptions: list[Subscription], idle_timeout: float | None) -> None:
         super().__init__(client, idle_timeout)
@@ -317,7 +331,10 @@ class Events(_Stream["Event", "Event"]):
 
 
 class ExtensionFrames(_Stream[bytes, bytes]):
-    """Frames of a vendor's MicroMessage2 extension: ``async with`` opens the stream, ``async for`` takes frames."""
+    """Frames of a vendor's MicroMessage2 extension: ``async for`` takes them, and opens and closes the stream.
+
+    ``async with`` opens it before the loop, so that no answer to a frame that is sent meanwhile is missed.
+    """
 
     def __init__(self, client: ClientBase, name: str, idle_timeout: float | None) -> None:
         super().__init__(client, idle_timeout)

@@ -221,7 +221,7 @@ class Client(PublishingBase):
     @overload
     def requests(self, wanted: type[_T], *, idle_timeout: Duration | None = ...) -> Requests[_T]: ...
     def requests(self, wanted: type[Any] = bytes, *, idle_timeout: Duration | None = None) -> Requests[Any]:
-        """Return the direct messages to this client, to be taken with ``with`` and ``for``."""
+        """Return the direct messages to this client for ``for``, which opens the stream if it is not open."""
         return Requests(self, wanted, optional_seconds(idle_timeout))
 
     # --- events ----------------------------------------------------------------------------------------------------
@@ -234,11 +234,14 @@ class Client(PublishingBase):
         *,
         idle_timeout: Duration | None = None,
     ) -> Events:
-        """Return events of the broker: of one kind, with the channel and queue it belongs to, or of several kinds."""
+        """Return events of the broker: of one kind, with the channel and queue it belongs to, or of several kinds.
+
+        Take them with ``for``. ``with`` subscribes before the loop.
+        """
         return Events(self, subscriptions(kind, channel, queue), optional_seconds(idle_timeout))
 
     def extension(self, name: str, *, idle_timeout: Duration | None = None) -> ExtensionFrames:
-        """Return the frames of a vendor's extension, to be taken with ``with`` and ``for``, and sent.
+        """Return the frames of a vendor's extension: ``for`` takes them, and `ExtensionFrames.send` sends them.
 
         Opening it raises `NotSupported` if the two sides did not agree on the extension. Only in MicroMessage2.
         """

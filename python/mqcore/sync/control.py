@@ -49,7 +49,7 @@ class ControlBase(ClientBase):
     ) -> CustomMessages[Any]:
         """Return the custom messages of the broker's program, sent with `mqcore.Broker.send_custom`.
 
-        Take them with ``with`` and ``for``. Only in TMQP.
+        Take them with ``for``; ``with`` opens the stream before the loop. Only in TMQP.
         """
         return CustomMessages(self, wanted, optional_seconds(idle_timeout))
 

@@ -214,13 +214,14 @@ class _Source(Protocol[_Raw]):
     def close(self) -> None: ...
 
 
-class _Stream(abc.ABC, Generic[_Raw, _T_co]):
-    """A stream that ``with`` opens and ``for`` reads."""
+class _Stream(ConsumerBase[_T_co], Generic[_Raw, _T_co]):
+    """A stream that ``for`` opens, reads and closes. ``with`` opens it before, and for several loops."""
 
     def __init__(self, client: ClientBase, idle_timeout: float | None) -> None:
         self._client = client
         self._idle_timeout = idle_timeout
-        self._source: _Source[_Raw] | None = None
+        self._core: _Source[_Raw] | None = None
+        self._was_opened = False
         self._taken: deque[_Raw] = deque()
 
     @abc.abstractmethod
@@ -232,29 +233,35 @@ class _Stream(abc.ABC, Generic[_Raw, _T_co]):
         """Make a public object of an element."""
 
     def __enter__(self) -> Self:
-        self._source = self._open()
+        self._core = self._open()
+        self._was_opened = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        source, self._source = self._source, None
-        if source is not None:
-            source.close()
-
-    def __iter__(self) -> Self:
-        return self
+        core, self._core = self._core, None
+        if core is not None:
+            core.close()
+        # Not cleared: a loop of another thread may be taking from it.
+        self._taken = deque()
 
     def __next__(self) -> _T_co:
         """Wait for the next element; end with the stream, the client, or after the idle timeout."""
-        while not self._taken and (source := self._source) is not None:
-            closed = source.is_closed
-            self._taken.extend(source.take(_TAKE_MAX))
-            if self._taken or closed or not source.wait_blocking(self._idle_timeout):
+        taken = self._taken
+        while not taken and (core := self._opened_core()) is not None:
+            closed = core.is_closed
+            taken.extend(core.take(_TAKE_MAX))
+            if taken or closed or not core.wait_blocking(self._idle_timeout):
                 break
-        if not self._taken:
+        if not taken:
             raise StopIteration
-        return self._read(self._taken.popleft())
+        return self._read(taken.popleft())
+
+    def _opened_core(self) -> _Source[_Raw] | None:
+        if not self._was_opened:
+            raise errors.InvalidArgument("the stream is not open; enter it with 'with'")
+        return self._core
 
 
 class Requests(_Stream["_core.Received", "Request[_T]"], Generic[_T]):
@@ -286,7 +293,10 @@ class CustomMessages(_Stream["_core.Received", "Incoming[_T]"], Generic[_T]):
 
 
 class Events(_Stream["Event", "Event"]):
-    """Events of the broker as they come: ``with`` subscribes, ``for`` takes them."""
+    """Events of the broker as they come: ``for`` subscribes and takes them.
+
+    ``with`` subscribes before the loop, so that no event of what happens meanwhile is missed.
+    """
 
     def __init__(self, client: ClientBase, subscriptions: list[Subscription], idle_timeout: float | None) -> None:
         super().__init__(client, idle_timeout)
@@ -300,7 +310,10 @@ class Events(_Stream["Event", "Event"]):
 
 
 class ExtensionFrames(_Stream[bytes, bytes]):
-    """Frames of a vendor's MicroMessage2 extension: ``with`` opens the stream, ``for`` takes frames."""
+    """Frames of a vendor's MicroMessage2 extension: ``for`` takes them, and opens and closes the stream.
+
+    ``with`` opens it before the loop, so that no answer to a frame that is sent meanwhile is missed.
+    """
 
     def __init__(self, client: ClientBase, name: str, idle_timeout: float | None) -> None:
         super().__init__(client, idle_timeout)
