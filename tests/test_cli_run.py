@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,15 +75,15 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(*arguments: str, cwd: Path, url: str) -> Iterator[Running]:
-    environment = clean_environment() | {"MQCORE_URL": url, "MQCORE_LOG_FORMAT": "console"}
+def running(*arguments: str, cwd: Path, url: str, environment: Mapping[str, str] | None = None) -> Iterator[Running]:
+    settings = {"MQCORE_URL": url, "MQCORE_LOG_FORMAT": "console", **(environment or {})}
     process = programs.Popen(
         [sys.executable, "-m", "mqcore", "run", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=cwd,
-        env=environment,
+        env=clean_environment() | settings,
     )
     found = Running(process)
     readers = [
@@ -198,6 +198,28 @@ def test_processes_drain_when_the_command_is_killed(shop: Path, broker: ServedBr
         pids = app.ready()["pids"]
         app.process.kill()
         wait_until(lambda: not any(map(is_alive, pids)), limit=20, what="the end of all processes")
+
+
+def test_processes_get_the_token_without_showing_it(shop: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    data = str(tmp_path_factory.mktemp("data"))
+    made = programs.run(
+        [sys.executable, "-m", "mqcore", "token", "create", "shop", "--allow", "*", "--data-dir", data],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=clean_environment(),
+    )
+    token = made.stdout.strip()
+    (shop / "other.py").write_text(SHOP.replace('name="billing"', 'token="mq_of_another_broker", name="billing"'))
+    with serving("--data-dir", data, "--auto-create") as guarded:
+        arguments = ("other:app", "--workers", "2")
+        with running(*arguments, cwd=shop, url=guarded.url, environment={"MQCORE_TOKEN": token}) as app:
+            ready = app.ready()
+            assert len(ready["pids"]) == 2
+            for pid in (ready["pid"], *ready["pids"]):
+                assert token.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+            app.process.send_signal(signal.SIGTERM)
+            assert app.wait() == 0, app.stderr
 
 
 def test_reload_restarts_after_changes_and_survives_a_syntax_error(shop: Path, broker: ServedBroker) -> None:

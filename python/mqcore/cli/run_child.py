@@ -1,4 +1,4 @@
-"""A process of `mqcore run --workers N`. Its only argument is the JSON of its settings."""
+"""A process of `mqcore run --workers N`. The first line of its stdin is the JSON of its settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ def main() -> None:
     """Run the app, and exit with the exit code of `mqcore run`."""
     from mqcore.cli.program import reporting
 
-    settings: dict[str, Any] = json.loads(sys.argv[1])
+    line = sys.stdin.readline()
+    if not line:
+        # The parent was killed before it could write the settings.
+        return
+    settings: dict[str, Any] = json.loads(line)
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     sys.exit(reporting(lambda: _serve(settings)))
 

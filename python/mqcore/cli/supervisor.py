@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -58,7 +59,7 @@ class Supervisor:
     """Runs an app in several processes, started with a new interpreter each."""
 
     def __init__(self, settings: Mapping[str, Any], workers: int, *, reload: bool) -> None:
-        self._settings = json.dumps(dict(settings))
+        self._settings = json.dumps(dict(settings)).encode() + b"\n"
         self._app = settings["app"]
         drain = settings["drain_timeout"]
         self._drain = _DRAIN_SECONDS if drain is None else drain
@@ -111,15 +112,19 @@ class Supervisor:
 
     def _start(self, worker: _Worker) -> None:
         # A session of its own: a terminal's Ctrl-C reaches only this process, which passes it on.
-        worker.process = subprocess.Popen(  # noqa: S603 (the command is ours)
-            [sys.executable, "-m", "mqcore.cli.run_child", self._settings],
+        worker.process = subprocess.Popen(
+            [sys.executable, "-m", "mqcore.cli.run_child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
         worker.started, worker.next_start, worker.is_ready = time.monotonic(), None, False
+        assert worker.process.stdin is not None
         assert worker.process.stdout is not None
+        # Not as an argument: every user of the machine could read the token. `poll` notices a process that has ended.
+        with contextlib.suppress(BrokenPipeError):
+            os.write(worker.process.stdin.fileno(), self._settings)
         reader = threading.Thread(target=self._forward, args=(worker, worker.process.stdout), daemon=True)
         reader.start()
 
