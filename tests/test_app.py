@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -452,11 +453,13 @@ async def test_handler_that_outlasts_the_drain_timeout_is_cancelled_and_its_mess
 
 async def test_request_that_outlasts_the_drain_timeout_is_cancelled() -> None:
     started, ended = asyncio.Event(), asyncio.Event()
+    bodies: list[str] = []
     async with mqcore.Broker() as broker, broker.client() as client:
         app = App(broker, name="slow", drain_timeout="50ms")
 
-        @app.on_request()
+        @app.on_request(concurrency=1)
         async def handle(body: str) -> None:
+            bodies.append(body)
             started.set()
             try:
                 await asyncio.sleep(60)
@@ -464,11 +467,91 @@ async def test_request_that_outlasts_the_drain_timeout_is_cancelled() -> None:
                 ended.set()
 
         async with app:
-            asking = asyncio.create_task(client.request("@name:slow", "x", timeout="2s"))
+            asking = asyncio.create_task(client.request("@name:slow", "running", timeout="2s"))
             await asyncio.wait_for(started.wait(), 10)
+            waiting = asyncio.create_task(client.request("@name:slow", "waiting"))
+            await until(lambda: app._taken == 2)
+            begin = time.monotonic()
+        assert time.monotonic() - begin < 2
         assert ended.is_set()
+        with pytest.raises(errors.Busy, match="is stopping"):
+            await waiting
         with pytest.raises(errors.MqcoreError):
             await asking
+        assert bodies == ["running"]
+
+
+@pytest.mark.parametrize("pause", [True, False])
+async def test_second_signal_cancels_a_request_behind_which_others_wait(pause: bool) -> None:
+    started, ended = asyncio.Event(), asyncio.Event()
+    async with mqcore.Broker() as broker, broker.client() as client:
+        app = App(broker, name="slow")
+
+        @app.on_request(concurrency=1)
+        async def handle(body: str) -> None:
+            started.set()
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.set()
+
+        ready = asyncio.Event()
+        serving = asyncio.create_task(app.serve(on_ready=ready.set))
+        await asyncio.wait_for(ready.wait(), 10)
+        asking = [asyncio.create_task(client.request("@name:slow", n, timeout="2s")) for n in range(3)]
+        await until(lambda: app._taken == 3)
+        signal.raise_signal(signal.SIGTERM)
+        if pause:
+            await until(lambda: sum(task.done() for task in asking) == 2)
+        begin = time.monotonic()
+        signal.raise_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(serving, 10) == 1
+        assert time.monotonic() - begin < 2
+        assert ended.is_set()
+        failed = await asyncio.gather(*asking, return_exceptions=True)
+        assert all(isinstance(each, errors.MqcoreError) for each in failed)
+
+
+async def test_busy_handler_of_requests_delays_no_other_content_type() -> None:
+    release = asyncio.Event()
+    app = App(name="billing")
+
+    @app.on_request(content_type=10, concurrency=1)
+    async def slow(body: int) -> int:
+        await release.wait()
+        return body
+
+    @app.on_request(content_type=11)
+    async def quick(body: int) -> int:
+        return body
+
+    async with TestBroker(app) as mq, mq.client() as client:
+        asking = [asyncio.create_task(client.request("@name:billing", n, content_type=10)) for n in range(3)]
+        await until(lambda: app._taken == 3)
+        assert await client.request("@name:billing", b"5", content_type=11, reply=int) == 5
+        release.set()
+        assert [(await each).body for each in asking] == [b"0", b"1", b"2"]
+
+
+async def test_read_buffer_bounds_the_requests_that_wait_for_a_handler() -> None:
+    release = asyncio.Event()
+    held: list[int] = []
+    async with mqcore.Broker() as broker, broker.client() as client:
+        app = App(broker, name="billing", read_buffer_bytes=200_000)
+
+        @app.on_request(concurrency=1)
+        async def handle(body: int) -> int:
+            await release.wait()
+            held.append(app._taken - len(held))
+            return body
+
+        async with app:
+            asking = [asyncio.create_task(client.request("@name:billing", n, reply=int)) for n in range(50)]
+            # One runs; the size of a waiting one is that of its body and 64 KiB.
+            await until(lambda: app._taken == 5)
+            release.set()
+            assert await asyncio.gather(*asking) == list(range(50))
+    assert max(held) == 5
 
 
 async def test_stop_leaves_a_handler_behind_that_ignores_its_cancellation(

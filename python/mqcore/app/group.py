@@ -254,7 +254,7 @@ class Group:
 
         - `content_type`: the number that senders choose for this kind of request. Default: all numbers without a
           handler of their own.
-        - `concurrency`: requests handled at once (16).
+        - `concurrency`: requests handled at once (16). Further ones wait, and delay no other handler.
 
         The function is plain or ``async`` and gets what its annotations ask for; the message itself is a `Request`. If
         it raises, the sender gets status 1 and the text of the exception; for an undecodable body, status 400. Requests

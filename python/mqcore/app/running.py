@@ -142,11 +142,11 @@ class Run:
                 each.handler.name,
                 _answering(client, each, bind(each.handler, environment)),
                 each.handler.wanted,
-                asyncio.Semaphore(each.declaration.concurrency),
+                each.declaration.concurrency,
             )
             for each in self._declarations.requests
         }
-        return Answers(client.requests(), handlers)
+        return Answers(client.requests(), handlers, client._options.read_buffer_bytes)
 
     def _run_in_thread(self, function: Callable[..., Any], /, *args: Any) -> Awaitable[Any]:
         if self._executor is None:
