@@ -316,5 +316,5 @@ def test_a_worker_works_also_where_its_schedules_cannot_be_sent(url: str, tmp_pa
     backend = url.partition("?")[0]
     with working(f"{backend}?frontend=1", "--pool", "thread", app="scheduled_jobs:jobs") as worker, Jobs(url) as sender:
         assert sender.send("scheduled_jobs.tick").result(20) == 1
-        assert any("cannot send schedules" in line for line in worker.lines)
+        wait_until(lambda: any("cannot send schedules" in line for line in worker.lines), what="the error")
         assert worker.terminate() == 0

@@ -354,9 +354,9 @@ class Jobs:
         - `catch_up`: policy for runs missed while the broker was stopped; see `CatchUp` (default of mqcore's broker:
           ``latest``).
 
-        Workers register schedules with the broker when they start; `send_schedules` registers them immediately. A new
+        Workers register schedules with the broker when they join; `send_schedules` registers them immediately. A new
         schedule for the same call replaces the previous one; an unchanged one continues. One that has ended, by `runs`
-        or by `unschedule`, starts again when it changes or `send_schedules` is called, not when a worker starts.
+        or by `unschedule`, starts again when it changes or `send_schedules` is called, not when a worker joins.
 
         `catch_up`, intervals with fractions of a second, and staying ended require mqcore's broker. Raises
         `ConfigError` for an invalid value, such as an interval under 10 ms.
@@ -399,9 +399,9 @@ class Jobs:
         """
         return self._send_schedules(unless_ended=False)
 
-    def _send_schedules(self, *, unless_ended: bool) -> int:
+    def _send_schedules(self, *, unless_ended: bool, wait: bool = True) -> int:
         for schedule in self._schedules:
-            self.client.send(schedule.frames(b"SCHEDULE", unless_ended=unless_ended))
+            self.client.send(schedule.frames(b"SCHEDULE", unless_ended=unless_ended), wait=wait)
         return len(self._schedules)
 
     def unschedule(self, schedule: Schedule) -> None:

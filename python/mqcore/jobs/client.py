@@ -47,6 +47,8 @@ class JobClient:
         # Set once the connection has been accepted or rejected.
         self._known = threading.Event()
         self._refusal: AuthFailed | None = None
+        self.connections = 0
+        """Connections so far, including the present one."""
         self._closing: float | None = None
         self._failure: MqcoreError | None = None
         self._began = threading.Event()
@@ -67,14 +69,14 @@ class JobClient:
         """Whether the connection is open."""
         return self._connected.is_set()
 
-    def send(self, frames: list[bytes], job: Job[Any] | None = None) -> None:
+    def send(self, frames: list[bytes], job: Job[Any] | None = None, *, wait: bool = True) -> None:
         """Pass a message to the sending thread; the result goes to `job`.
 
-        Raises `ConnectFailed` without a connection, `AuthFailed` for rejected credentials, `Busy` if the buffer stays
-        full for the timeout, and `Draining` after `close`.
+        Raises `ConnectFailed` if there is no connection within the timeout, or at once without `wait`, `AuthFailed` for
+        rejected credentials, `Busy` if the buffer stays full for the timeout, and `Draining` after `close`.
         """
         if not self._connected.is_set():
-            self._wait_for_broker()
+            self._wait_for_broker(self._timeout if wait else 0.0)
         if not self._room.acquire(blocking=False) and not self._room.acquire(timeout=self._timeout):
             raise Busy(f"the broker at {self._endpoint} accepted no job within {self._timeout:g} s", 503)
         if self._closing is not None:
@@ -85,8 +87,8 @@ class JobClient:
         if self._sleeps:
             self._waker.wake()
 
-    def _wait_for_broker(self) -> None:
-        self._known.wait(self._timeout)
+    def _wait_for_broker(self, timeout: float) -> None:
+        self._known.wait(timeout)
         if (refusal := self._refusal) is not None:
             raise AuthFailed(*refusal.args)
         if not self._connected.is_set():
@@ -192,6 +194,7 @@ class JobClient:
         if dealer.is_connected:
             if not self._connected.is_set():
                 self._refusal = None
+                self.connections += 1
                 self._connected.set()
         else:
             self._connected.clear()

@@ -24,6 +24,7 @@ from mqcore.jobs.execution import Assignment, Ending, Registry, fault_of
 from mqcore.jobs.limits import cancelled
 from mqcore.jobs.link import Link
 from mqcore.jobs.pool import Died, Pool, PoolKind, Progress, Returned
+from mqcore.jobs.scheduling import ScheduleSender
 
 __all__ = ["JobCounts", "Running", "Worker"]
 
@@ -168,7 +169,7 @@ class Worker:
         self._registry = Registry(jobs.tasks, self._allow_import)
         self._prefetch = prefetch
         self._drain_timeout = seconds(drain_timeout)
-        self._sends_schedules = schedules
+        self._schedules = ScheduleSender(jobs) if schedules else None
         self._home = home
         self._on_joined = on_joined
         self._on_turn = on_turn
@@ -282,6 +283,8 @@ class Worker:
             pause = min(pause, self._publish_at - time.monotonic())
         if self._parked:
             pause = min(pause, self._parked[0].due - time.time())
+        if self._schedules is not None and self._link.is_joined:
+            pause = min(pause, self._schedules.pause)
         return max(0.0, pause)
 
     def _fill(self, pool: Pool) -> None:
@@ -306,20 +309,15 @@ class Worker:
         return batch
 
     def _joined(self) -> None:
-        if self._link.is_joined and not self._reported_joined:
+        if not self._link.is_joined:
+            return
+        if not self._reported_joined:
             self._reported_joined = True
             _LOG.info("joined %s as %s", self.jobs.addresses.backend, self._link.identity)
-            if self._sends_schedules and self.jobs.schedules:
-                self._send_schedules()
             if self._on_joined is not None:
                 self._on_joined(self)
-
-    def _send_schedules(self) -> None:
-        try:
-            _LOG.info("sent %d schedules", self.jobs._send_schedules(unless_ended=True))
-        except MqcoreError as error:
-            # Schedules need the listener for clients, which may reject workers. Jobs arrive regardless.
-            _LOG.error("cannot send schedules: %s", error)
+        if self._schedules is not None and not self._stopping:
+            self._schedules.send(self._link.identity)
 
     # --- incoming jobs ----------------------------------------------------------------------------------------------
 
