@@ -90,6 +90,46 @@ WAITING = {
 }
 
 
+APP = """
+import sys, time
+from contextlib import asynccontextmanager
+import mqcore.sync
+
+@asynccontextmanager
+async def begin(app):
+    await app.publish("stuck/1", "x")
+    yield
+
+app = mqcore.App(sys.argv[1], lifespan=begin, drain_timeout="100ms")
+
+@app.subscriber("stuck/1")
+def handle(body: str) -> None:
+    with mqcore.sync.connect(sys.argv[1]) as client:
+        others = client.queue("others/1").consume()
+        print("started", flush=True)
+        WAIT
+
+app.run()
+print("ended", flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are sent the way of POSIX")
+@pytest.mark.parametrize("wait", ["time.sleep(3600)", "next(iter(others))"])
+def test_an_app_ends_although_a_plain_handler_does_not_return(wait: str, served: ServedBroker) -> None:
+    command = [sys.executable, "-c", APP.replace("WAIT", wait), served.url]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=clean_environment()) as process:
+        assert process.stdout is not None
+        try:
+            started = process.stdout.readline()
+            process.send_signal(signal.SIGTERM)
+            said, _ = process.communicate(timeout=10)
+        finally:
+            process.kill()
+    assert (started, said, process.returncode) == ("started\n", "ended\n", 0)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are sent the way of POSIX")
 @pytest.mark.parametrize("waiting", WAITING)
 def test_ctrl_c_stops_a_broker_with_a_clean_journal(waiting: str, tmp_path: Path) -> None:

@@ -162,6 +162,20 @@ def sleep(path: str, seconds: float) -> str:
 
 
 @jobs.task
+async def block_the_loop(path: str, seconds: float) -> str:
+    note(path, f"begin {os.getpid()}")
+    time.sleep(seconds)  # noqa: ASYNC251
+    return "slept"
+
+
+@jobs.task
+async def sleep_in_thread(path: str, seconds: float) -> str:
+    note(path, f"begin {os.getpid()}")
+    await asyncio.to_thread(time.sleep, seconds)
+    return "slept"
+
+
+@jobs.task
 def work(path: str, name: str, seconds: float) -> None:
     note(path, f"begin {name}")
     time.sleep(seconds)

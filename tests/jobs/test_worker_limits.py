@@ -68,10 +68,16 @@ def test_prefetch_is_the_number_of_jobs_beyond_the_slots(url: str, tasks: Tasks,
         assert worker.terminate() == 0
 
 
-def test_drain_timeout_ends_the_worker_and_unguaranteed_jobs_are_lost(url: str, tasks: Tasks, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("pool", "name"),
+    [("thread", "sleep"), ("asyncio", "sleep"), ("asyncio", "sleep_in_thread"), ("asyncio", "block_the_loop")],
+)
+def test_drain_timeout_ends_the_worker_and_unguaranteed_jobs_are_lost(
+    url: str, tasks: Tasks, tmp_path: Path, pool: str, name: str
+) -> None:
     trace = tmp_path / "trace"
-    with working(url, "--pool", "thread", "--drain-timeout", "1s", "--concurrency", "1") as worker:
-        job = tasks(url).sleep.using(guarantee=False).enqueue(str(trace), 60)
+    with working(url, "--pool", pool, "--drain-timeout", "1s", "--concurrency", "1") as worker:
+        job = getattr(tasks(url), name).using(guarantee=False).enqueue(str(trace), 60)
         until_lines(trace, 1)
         began = time.monotonic()
         # The thread of the job outlives the drain timeout, so this program ends without it.
@@ -79,6 +85,21 @@ def test_drain_timeout_ends_the_worker_and_unguaranteed_jobs_are_lost(url: str, 
         with pytest.raises(errors.JobLost, match="the worker ended before"):
             job.result(8)
         assert time.monotonic() - began >= 1
+        assert worker.process.wait(10) == 1
+
+
+@pytest.mark.parametrize(
+    ("pool", "name"), [("thread", "sleep"), ("asyncio", "sleep"), ("asyncio", "block_the_loop"), ("process", "sleep")]
+)
+def test_second_signal_ends_the_worker_at_once(url: str, tasks: Tasks, tmp_path: Path, pool: str, name: str) -> None:
+    trace = tmp_path / "trace"
+    with working(url, "--pool", pool, "--concurrency", "1") as worker:
+        getattr(tasks(url), name).enqueue(str(trace), 60)
+        until_lines(trace, 1)
+        worker.process.terminate()
+        wait_until(lambda: any("draining" in line for line in worker.lines), what="the beginning of the drain")
+        worker.process.terminate()
+        assert worker.process.wait(10) == 1
 
 
 def test_unguaranteed_job_that_waits_for_its_time_runs_before_a_draining_worker_ends(

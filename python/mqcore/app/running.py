@@ -7,11 +7,11 @@ import contextvars
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Final
 
 from mqcore import errors
+from mqcore._daemon_threads import DaemonThreads
 from mqcore._raised import call_in_thread
 from mqcore.app.answering import Answers, RequestHandler
 from mqcore.app.batching import BatchSubscriber, form_of
@@ -65,7 +65,7 @@ class Run:
         self._stop_requested = asyncio.Event()
         self._cancelled = 0
         """Handlers that a second signal cancelled."""
-        self._executor: ThreadPoolExecutor | None = None
+        self._executor: DaemonThreads | None = None
         self._watching: list[asyncio.Task[None]] = []
 
     # --- start -----------------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class Run:
         if self._executor is None:
             # One thread for each handler that may run: a slow one delays no other.
             threads = max(1, self._declarations.threads)
-            self._executor = ThreadPoolExecutor(threads, thread_name_prefix="mqcore-app")
+            self._executor = DaemonThreads(threads, "mqcore-app")
         context = contextvars.copy_context()
         return asyncio.get_running_loop().run_in_executor(
             self._executor, lambda: context.run(call_in_thread, function, *args)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import click
@@ -103,13 +102,7 @@ def serve(app: App, *, broker: str | None, token: str | None, drain_timeout: flo
     if drain_timeout is not None:
         app.drain_timeout = drain_timeout
     cancelled = asyncio.run(app.serve(on_ready=lambda: _print_ready(app)))
-    code = ExitCode.REFUSED if cancelled else ExitCode.DONE
-    if cancelled and any(thread.name.startswith("mqcore-app") for thread in threading.enumerate()):
-        # A plain handler that does not return would keep the process.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    return code
+    return ExitCode.REFUSED if cancelled else ExitCode.DONE
 
 
 def _print_ready(app: App) -> None:

@@ -7,9 +7,9 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from mqcore._daemon_threads import DaemonThreads
 from mqcore._raised import ends_task, run_loop
 from mqcore.jobs.execution import Assignment, Ending, Registry, fault_of, run_async
 from mqcore.jobs.limits import cancelled
@@ -18,6 +18,9 @@ from mqcore.jobs.pool import Died, Progress, Returned, Unbatched
 __all__ = ["LoopPool"]
 
 _LOG: Final = logging.getLogger("mqcore.worker")
+# Time for cancelled jobs to end, and for the loop to stop.
+_CANCEL_SECONDS: Final = 1.0
+_STOP_SECONDS: Final = 2.0
 
 
 class LoopPool(Unbatched):
@@ -37,10 +40,11 @@ class LoopPool(Unbatched):
         self._interrupted: set[int] = set()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
-        self._loop.set_default_executor(ThreadPoolExecutor(size, "mqcore-job"))
-        self._is_closed = threading.Event()
-        arguments = (self._loop, self._is_closed.is_set, _LOG)
-        self._thread = threading.Thread(target=run_loop, args=arguments, name="mqcore-jobs-loop", daemon=True)
+        self._loop.set_default_executor(DaemonThreads(size, "mqcore-job"))
+        self._closing: asyncio.Task[None] | None = None
+        self._is_closed = False
+        # Daemon threads, so that a job that never ends does not keep the process alive.
+        self._thread = threading.Thread(target=self._run, name="mqcore-jobs-loop", daemon=True)
         self._thread.start()
 
     @property
@@ -89,12 +93,16 @@ class LoopPool(Unbatched):
             self._loop.call_soon_threadsafe(self._cancel, run)
 
     def close(self) -> None:
-        """Cancel all jobs and stop the loop."""
-        asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result()
-        self._is_closed.set()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        """Cancel all jobs and stop the loop. If a job blocks it, return after 2 s; it stops when the job returns."""
+        self._loop.call_soon_threadsafe(self._close_soon)
+        self._thread.join(_STOP_SECONDS)
+
+    def _run(self) -> None:
+        run_loop(self._loop, lambda: self._is_closed, _LOG)
         self._loop.close()
+
+    def _close_soon(self) -> None:
+        self._closing = self._loop.create_task(self._close())
 
     def _begin(self, assignment: Assignment) -> None:
         task = self._loop.create_task(self._serve(assignment))
@@ -110,11 +118,14 @@ class LoopPool(Unbatched):
         if (task := self._tasks.get(run)) is not None:
             task.cancel()
 
-    async def _cancel_all(self) -> None:
+    async def _close(self) -> None:
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks, timeout=1.0) if tasks else None
+        await asyncio.wait(tasks, timeout=_CANCEL_SECONDS) if tasks else None
+        # Only here, so that the run that stops is the last one.
+        self._is_closed = True
+        self._loop.stop()
 
     async def _serve(self, assignment: Assignment) -> None:
         def report(fraction: float, note: str) -> None:
