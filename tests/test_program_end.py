@@ -13,8 +13,9 @@ import pytest
 
 from damaged_files import SAVING, verify
 from depth import by_depth
+from mqcore import QueueOptions
 from mqcore.sync import connect
-from served import ServedBroker, clean_environment, serving
+from served import ServedBroker, clean_environment, serving, wait_until
 
 # The last thing it does is to await an answer: the thread that brought it may still be on its way back.
 PROGRAM = """
@@ -128,6 +129,31 @@ def test_an_app_ends_although_a_plain_handler_does_not_return(wait: str, served:
         finally:
             process.kill()
     assert (started, said, process.returncode) == ("started\n", "ended\n", 0)
+
+
+HANDLER = """
+import asyncio, pathlib, time
+import mqcore
+
+class Slow(mqcore.DeliveryHandler):
+    timeout = 0.1
+
+    async def received_from_producer(self, queue, message, producer):
+        pathlib.Path("started").touch()
+        await asyncio.to_thread(time.sleep, 3600)
+
+broker = mqcore.Broker(listen="tmqp://127.0.0.1:0")
+broker.delivery_handlers["slow"] = Slow()
+"""
+
+
+def test_a_broker_ends_although_a_thread_of_an_async_handler_does_not_return(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(HANDLER)
+    with serving("--app", "shop:broker", cwd=tmp_path) as broker, connect(broker.url) as client:
+        client.declare("orders", 1, QueueOptions(delivery_handler="slow"))
+        client.publish("orders/1", "x", confirm=False)
+        wait_until((tmp_path / "started").exists, what="the handler")
+        assert broker.terminate() == 0
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are sent the way of POSIX")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from typing import Final
 
+from mqcore._daemon_threads import DaemonThreads
 from mqcore._raised import run_loop
 
 _LOG: Final = logging.getLogger("mqcore.broker")
+# As many as an event loop starts by itself.
+_THREADS_MAX: Final = min(32, (os.cpu_count() or 1) + 4)
 
 
 class HandlerLoop:
@@ -29,6 +33,8 @@ class HandlerLoop:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
+                # A function that a handler has passed to `asyncio.to_thread` may not return before the program ends.
+                self._loop.set_default_executor(DaemonThreads(_THREADS_MAX, "mqcore-handler"))
                 self._stopping = threading.Event()
                 self._thread = threading.Thread(
                     target=_run, args=(self._loop, self._stopping), name="mqcore-handler-loop", daemon=True
