@@ -156,6 +156,8 @@ pub(crate) async fn serve(listener: AdminListener, admin: Admin, alive: TaskGuar
             drop(guard);
         });
     }
+    // When the server has ended, its address is free.
+    drop(listener);
     drop(alive);
 }
 

@@ -94,10 +94,10 @@ fn bind_one(address: SocketAddr) -> io::Result<TcpListener> {
 /// Accepts until the server stops.
 pub(crate) async fn accept(socket: Socket, terms: ListenerTerms, hub: Arc<Hub>, alive: TaskGuard) {
     match socket {
-        Socket::Tcp(listener) => accept_from(listener, terms, hub, alive).await,
-        Socket::Tls(listener) => accept_from(listener, terms, hub, alive).await,
+        Socket::Tcp(listener) => accept_from(alive, listener, terms, hub).await,
+        Socket::Tls(listener) => accept_from(alive, listener, terms, hub).await,
         #[cfg(unix)]
-        Socket::Unix(listener) => accept_from(listener, terms, hub, alive).await,
+        Socket::Unix(listener) => accept_from(alive, listener, terms, hub).await,
     }
 }
 
@@ -199,12 +199,12 @@ impl Drop for Opening {
     }
 }
 
-/// Accepts until the server stops.
+/// Accepts until the server stops. The guard is dropped last: when the server has ended, its addresses are free.
 async fn accept_from<L: ConnectionSource>(
+    _alive: TaskGuard,
     listener: L,
     terms: ListenerTerms,
     hub: Arc<Hub>,
-    _alive: TaskGuard,
 ) {
     let protocol = terms.protocol();
     let shutdown = Arc::clone(&hub.shutdown);
