@@ -8,6 +8,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use mqcore_journal::storage::directory::sync_directory;
@@ -61,6 +62,8 @@ pub struct Applier {
     /// Files with bytes, and directories with names, that a power failure could take back.
     unsynced: BTreeSet<String>,
     unsynced_names: BTreeSet<PathBuf>,
+    /// Files that another thread syncs, until they are known to be durable.
+    syncing: Option<Arc<Unsynced>>,
     /// Nothing before this place is repeated.
     mark: Place,
     applied: u64,
@@ -78,6 +81,7 @@ impl Applier {
             open: HashMap::new(),
             unsynced: BTreeSet::new(),
             unsynced_names: BTreeSet::new(),
+            syncing: None,
             mark: Place::default(),
             applied: 0,
         };
@@ -228,19 +232,24 @@ impl Applier {
         }
     }
 
-    /// Makes everything durable that was carried out, so that the log need not keep it.
+    /// Makes everything durable that was carried out, so that it need not be repeated. Waits for a sync in another thread.
     ///
     /// # Errors
     /// A file cannot be synced. The member must stop.
     pub fn checkpoint(&mut self) -> io::Result<()> {
-        self.take_unsynced()?.sync()
+        if let Some(syncing) = self.syncing.take() {
+            syncing.sync()?;
+        }
+        let unsynced = self.take_unsynced()?;
+        self.syncing = None;
+        unsynced.sync()
     }
 
-    /// Files and directories that must be synced, for another thread.
+    /// Files and directories that must be synced, for another thread. Only one may do that at a time.
     ///
     /// # Errors
     /// A file cannot be opened.
-    pub fn take_unsynced(&mut self) -> io::Result<Unsynced> {
+    pub fn take_unsynced(&mut self) -> io::Result<Arc<Unsynced>> {
         let mut files = Vec::new();
         for name in std::mem::take(&mut self.unsynced) {
             files.push(match self.open.get(&name) {
@@ -248,7 +257,10 @@ impl Applier {
                 None => File::open(self.path(&name))?,
             });
         }
-        Ok(Unsynced { files, directories: std::mem::take(&mut self.unsynced_names) })
+        let directories = std::mem::take(&mut self.unsynced_names);
+        let unsynced = Arc::new(Unsynced { files, directories, outcome: Mutex::default() });
+        self.syncing = Some(Arc::clone(&unsynced));
+        Ok(unsynced)
     }
 
     /// Closes all files, because they are replaced.
@@ -256,6 +268,7 @@ impl Applier {
         self.open.clear();
         self.unsynced.clear();
         self.unsynced_names.clear();
+        self.syncing = None;
     }
 
     /// The state of all files is that after this entry: a copy of another member's files was made.
@@ -295,17 +308,26 @@ impl Applier {
 pub struct Unsynced {
     files: Vec<File>,
     directories: BTreeSet<PathBuf>,
+    /// `None`: they are not synced yet. An error is kept: the system reports a lost write only to the first sync.
+    outcome: Mutex<Option<Result<(), (io::ErrorKind, String)>>>,
 }
 
 impl Unsynced {
-    /// Syncs them.
+    /// Syncs them, unless another thread has done so. Waits for one that does.
     ///
     /// # Errors
-    /// The error of the system.
-    pub fn sync(self) -> io::Result<()> {
-        for file in self.files {
-            file.sync_all()?;
-        }
+    /// The error of the system, the same for all callers.
+    pub fn sync(&self) -> io::Result<()> {
+        let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = outcome.get_or_insert_with(|| {
+            let synced = self.sync_all();
+            synced.map_err(|error| (error.kind(), error.to_string()))
+        });
+        known.clone().map_err(|(kind, why)| io::Error::new(kind, why))
+    }
+
+    fn sync_all(&self) -> io::Result<()> {
+        self.files.iter().try_for_each(File::sync_all)?;
         self.directories.iter().try_for_each(|directory| sync_directory(directory))
     }
 }
@@ -331,4 +353,44 @@ fn write_all_at(mut file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
     use std::io::{Seek, SeekFrom};
     file.seek(SeekFrom::Start(offset))?;
     file.write_all(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::operation::begin_entry;
+
+    fn write(applier: &mut Applier, index: u64, name: &str) {
+        let mut entry = Vec::new();
+        begin_entry(&mut entry);
+        let bytes = Bytes::from_static(b"content");
+        FileOperation::Write { name: name.to_owned(), offset: 0, bytes }.encode(&mut entry);
+        applier.apply(index, entry.into()).unwrap();
+    }
+
+    fn opened() -> (tempfile::TempDir, Applier) {
+        let scratch = tempfile::TempDir::new().unwrap();
+        fs::create_dir_all(scratch.path().join(identity::DIRECTORY)).unwrap();
+        let applier = Applier::open(scratch.path()).unwrap();
+        (scratch, applier)
+    }
+
+    #[test]
+    fn a_checkpoint_covers_files_that_another_thread_was_to_sync() {
+        let (_scratch, mut applier) = opened();
+        write(&mut applier, 1, "shard-0/a");
+        let taken = applier.take_unsynced().unwrap();
+        write(&mut applier, 2, "shard-0/b");
+        applier.checkpoint().unwrap();
+        assert!(taken.outcome.lock().unwrap().as_ref().is_some_and(Result::is_ok));
+    }
+
+    #[test]
+    fn a_checkpoint_fails_if_the_sync_of_another_thread_has_failed() {
+        let (_scratch, mut applier) = opened();
+        write(&mut applier, 1, "shard-0/a");
+        let taken = applier.take_unsynced().unwrap();
+        *taken.outcome.lock().unwrap() = Some(Err((io::ErrorKind::Other, "lost".to_owned())));
+        assert_eq!(applier.checkpoint().unwrap_err().to_string(), "lost");
+    }
 }

@@ -98,8 +98,8 @@ pub(crate) enum Input {
     /// The copy of another member's files has ended.
     /// The number of that copy: another one may have begun since then.
     Copied(u64, io::Result<Copied>),
-    /// All changes up to a point of the log are durable.
-    Synced(io::Result<u64>),
+    /// The sync of the files with this number has ended.
+    Synced(u64, io::Result<()>),
     Status(oneshot::Sender<MemberStatus>),
     /// A member compares a file of its own with that of others.
     OpenFile(String, oneshot::Sender<io::Result<OpenedFile>>),

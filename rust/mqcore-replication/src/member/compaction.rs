@@ -20,7 +20,10 @@ pub(super) struct Compaction {
     /// Bytes at the last point.
     last: u64,
     points: VecDeque<Point>,
-    is_syncing: bool,
+    /// The number of the sync that runs.
+    syncing: Option<u64>,
+    /// Another member needs a newer snapshot than the log begins with, and gets a copy of all files.
+    is_requested: bool,
 }
 
 #[derive(Debug)]
@@ -34,22 +37,30 @@ impl Compaction {
     /// An entry was carried out. True: the files should be synced now, with [`Self::begin`].
     pub(super) fn note(&mut self, bytes: usize) -> bool {
         self.bytes += bytes as u64;
-        self.bytes - self.last >= POINT_BYTES && !self.is_syncing
+        self.bytes - self.last >= POINT_BYTES && self.syncing.is_none()
     }
 
-    /// A sync of everything up to this point begins.
-    pub(super) fn begin(&mut self, snapshot: LogSnapshot) {
-        self.is_syncing = true;
+    /// The log becomes as short as possible with the next sync that ends. True: none runs, so that one should begin now.
+    pub(super) fn request(&mut self) -> bool {
+        self.is_requested = true;
+        self.syncing.is_none()
+    }
+
+    /// A sync of everything up to this point begins. Its number is that of no other.
+    pub(super) fn begin(&mut self, snapshot: LogSnapshot, sync: u64) {
+        self.syncing = Some(sync);
         self.last = self.bytes;
         self.points.push_back(Point { snapshot, bytes: self.bytes, is_synced: false });
     }
 
-    /// The sync up to the point with this index has ended.
-    pub(super) fn synced(&mut self, index: u64) {
-        self.is_syncing = false;
-        for point in self.points.iter_mut().filter(|point| point.snapshot.index <= index) {
-            point.is_synced = true;
+    /// The sync with this number has ended. False: it is one of files that were replaced since then.
+    pub(super) fn synced(&mut self, sync: u64) -> bool {
+        if self.syncing != Some(sync) {
+            return false;
         }
+        self.syncing = None;
+        self.points.iter_mut().for_each(|point| point.is_synced = true);
+        true
     }
 
     /// The last point up to which all members have carried out everything, if there is a new one.
@@ -61,16 +72,15 @@ impl Compaction {
         taken
     }
 
-    /// The point up to which the log is not needed any more, if there is a new one. `now`: another member needs a copy anyway.
-    pub(super) fn take(&mut self, now: bool) -> Option<LogSnapshot> {
+    /// The point up to which the log is not needed any more, if there is a new one.
+    pub(super) fn take(&mut self) -> Option<LogSnapshot> {
         let mut taken = None;
-        while self
-            .points
-            .front()
-            .is_some_and(|point| point.is_synced && (now || self.bytes - point.bytes >= KEPT_BYTES))
-        {
+        while self.points.front().is_some_and(|point| {
+            point.is_synced && (self.is_requested || self.bytes - point.bytes >= KEPT_BYTES)
+        }) {
             taken = self.points.pop_front().map(|point| point.snapshot);
         }
+        self.is_requested &= taken.is_none();
         taken
     }
 }
@@ -88,16 +98,39 @@ mod tests {
         let mut compaction = Compaction::default();
         assert!(!compaction.note(POINT_BYTES as usize - 1));
         assert!(compaction.note(1));
-        compaction.begin(at(5));
+        compaction.begin(at(5), 1);
         assert!(!compaction.note(KEPT_BYTES as usize), "one sync at a time");
-        assert_eq!(compaction.take(true), None, "not synced");
-        compaction.synced(5);
-        assert_eq!(compaction.take(false), Some(at(5)));
+        assert_eq!(compaction.take(), None, "not synced");
+        assert!(compaction.synced(1));
+        assert_eq!(compaction.take(), Some(at(5)));
         assert!(compaction.note(1));
-        compaction.begin(at(9));
-        compaction.synced(9);
-        assert_eq!(compaction.take(false), None, "others may need it");
-        assert_eq!(compaction.take(true), Some(at(9)));
+        compaction.begin(at(9), 2);
+        assert!(compaction.synced(2));
+        assert_eq!(compaction.take(), None, "others may need it");
+        assert!(compaction.request());
+        assert_eq!(compaction.take(), Some(at(9)));
+    }
+
+    #[test]
+    fn a_request_waits_for_the_sync_that_runs() {
+        let mut compaction = Compaction::default();
+        compaction.begin(at(5), 1);
+        assert!(!compaction.request(), "one sync at a time");
+        assert_eq!(compaction.take(), None, "a power failure could take back what the log has");
+        assert!(compaction.synced(1));
+        assert_eq!(compaction.take(), Some(at(5)));
+        compaction.begin(at(9), 2);
+        assert!(compaction.synced(2));
+        assert_eq!(compaction.take(), None, "a request is answered once");
+    }
+
+    #[test]
+    fn a_sync_of_replaced_files_does_not_count() {
+        let mut compaction = Compaction::default();
+        compaction.begin(at(5), 2);
+        assert!(!compaction.synced(1));
+        compaction.request();
+        assert_eq!(compaction.take(), None);
     }
 
     #[test]
@@ -105,8 +138,8 @@ mod tests {
         let mut compaction = Compaction::default();
         for index in [5, 9, 12] {
             assert!(compaction.note(POINT_BYTES as usize));
-            compaction.begin(at(index));
-            compaction.synced(index);
+            compaction.begin(at(index), index);
+            assert!(compaction.synced(index));
         }
         assert_eq!(compaction.take_up_to(4), None);
         assert_eq!(compaction.take_up_to(11), Some(at(9)));

@@ -128,6 +128,8 @@ pub(super) struct MemberThread {
     copies: u64,
     /// The thread of the last one. It may still write files after the log was opened again.
     copy_thread: Option<JoinHandle<()>>,
+    /// Syncs of the files in other threads that were begun.
+    syncs: u64,
 }
 
 /// A member that belongs to a group.
@@ -161,7 +163,17 @@ impl MemberThread {
         let has_data = identity.generation.is_none() && DATA_FILES.into_iter().any(is_data);
         let leadership = LeadershipHistory::new(Instant::now());
         let greetings = BTreeMap::new();
-        Ok(Self { parts, identity, has_data, greetings, leadership, applier, copies: 0, copy_thread: None })
+        Ok(Self {
+            parts,
+            identity,
+            has_data,
+            greetings,
+            leadership,
+            applier,
+            copies: 0,
+            copy_thread: None,
+            syncs: 0,
+        })
     }
 
     /// Runs until the process ends.
@@ -348,10 +360,7 @@ impl MemberThread {
             }
             Input::Copied(number, outcome) if number == self.copies => self.copied(group, outcome)?,
             Input::Copied(..) => {}
-            Input::Synced(outcome) => {
-                group.compaction.synced(outcome.map_err(Failure::Sync)?);
-                self.compact(group, false)?;
-            }
+            Input::Synced(number, outcome) => self.synced(group, number, outcome)?,
             Input::Status(answer) => {
                 let _ = answer.send(self.status(group));
             }
@@ -538,7 +547,7 @@ impl MemberThread {
         }
         group.replica.set_never_leading(self.witnesses());
         if group.is_witness {
-            self.compact(group, false)?;
+            self.compact(group)?;
         }
         if let Copying::Wanted(from) = group.copying
             && Instant::now() >= from
@@ -546,8 +555,7 @@ impl MemberThread {
             self.begin_copy(group);
         }
         if group.replica.take_snapshot_request() && group.is_complete() {
-            self.sync_now(group)?;
-            self.compact(group, true)?;
+            self.renew_snapshot(group)?;
         }
         if group.housekept.elapsed() >= HOUSEKEEPING_INTERVAL {
             group.housekept = Instant::now();

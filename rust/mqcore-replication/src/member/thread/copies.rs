@@ -10,6 +10,7 @@ use mqcore_consensus::replica::ReplicaRole;
 use super::{COPY_PAUSE, Copying, Failure, Grouped, MemberThread, REPEATED_BYTES};
 use crate::copying::receive_copy;
 use crate::input::{Copied, Input};
+use crate::member::compaction::Compaction;
 use crate::member::log::LogError;
 use crate::shared_files::remove_files;
 
@@ -29,6 +30,8 @@ impl MemberThread {
         let credentials = Arc::clone(&self.parts.credentials);
         let runtime = self.parts.runtime.clone();
         self.applier.close();
+        // Points before the copy are those of the old files.
+        group.compaction = Compaction::default();
         self.copy_thread = Some(std::thread::spawn(move || {
             let outcome = remove_files(&root)
                 .and_then(|()| runtime.block_on(receive_copy(&root, &address, &credentials)));
@@ -111,32 +114,45 @@ impl MemberThread {
     /// Lets another thread sync the files up to here.
     pub(super) fn sync_files(&mut self, group: &mut Grouped) -> Result<(), Failure> {
         let Some(point) = self.point(group) else { return Ok(()) };
-        let index = point.index;
         let unsynced = self.applier.take_unsynced().map_err(Failure::Sync)?;
-        group.compaction.begin(point);
+        self.syncs += 1;
+        let number = self.syncs;
+        group.compaction.begin(point, number);
         let inputs = self.parts.inputs.clone();
         std::thread::spawn(move || {
-            let outcome = unsynced.sync().map(|()| index);
             // The member has ended only if the process ends.
-            let _ = inputs.send(Input::Synced(outcome));
+            let _ = inputs.send(Input::Synced(number, unsynced.sync()));
         });
         Ok(())
     }
 
-    pub(super) fn sync_now(&mut self, group: &mut Grouped) -> Result<(), Failure> {
-        let Some(point) = self.point(group) else { return Ok(()) };
-        let index = point.index;
-        self.applier.checkpoint().map_err(Failure::Sync)?;
-        group.compaction.begin(point);
-        group.compaction.synced(index);
+    /// Shortens the log once the files are durable, because another member needs a snapshot that is not older than this.
+    pub(super) fn renew_snapshot(&mut self, group: &mut Grouped) -> Result<(), Failure> {
+        if self.point(group).is_some() && group.compaction.request() {
+            self.sync_files(group)?;
+        }
         Ok(())
     }
 
-    pub(super) fn compact(&self, group: &mut Grouped, now: bool) -> Result<(), Failure> {
+    pub(super) fn synced(
+        &self,
+        group: &mut Grouped,
+        number: u64,
+        outcome: std::io::Result<()>,
+    ) -> Result<(), Failure> {
+        // Other files have replaced those of an earlier sync, or entries that it covered are repeated.
+        if !group.compaction.synced(number) {
+            return Ok(());
+        }
+        outcome.map_err(Failure::Sync)?;
+        self.compact(group)
+    }
+
+    pub(super) fn compact(&self, group: &mut Grouped) -> Result<(), Failure> {
         let snapshot = if group.is_witness {
             self.applied_by_all(group).and_then(|index| group.compaction.take_up_to(index))
         } else {
-            group.compaction.take(now)
+            group.compaction.take()
         };
         if let Some(snapshot) = snapshot {
             group.replica.log_mut().journal_mut().compact(&snapshot).map_err(LogError::from)?;
