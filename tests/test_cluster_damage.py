@@ -67,6 +67,15 @@ def has_logged(node: ClusterNode, text: str) -> bool:
     return text in node.log.read_text()
 
 
+def has_new_replica(node: ClusterNode) -> bool:
+    """Whether the node votes under another id than its first one."""
+    status = node.status()
+    return status is not None and any(
+        replica.node == node.number and replica.replica != f"{node.number}.0" and replica.votes
+        for replica in status.replicas
+    )
+
+
 def quarantined(cluster: Cluster) -> list[Path]:
     return [path for node in cluster.nodes for path in node.data_dir.rglob("*.quarantined")]
 
@@ -117,17 +126,23 @@ def test_damage_that_verification_finds_is_repaired_by_a_copy(role: str, verifie
 def test_a_damaged_log_is_replaced_while_the_node_runs(role: str, verified: Cluster) -> None:
     damaged = verified.leader() if role == "leader" else verified.followers()[0]
     flip_a_bit(damaged, 50, below="consensus/log")
-
-    def has_new_replica() -> bool:
-        status = damaged.status()
-        return status is not None and any(
-            replica.node == damaged.number and replica.replica != f"{damaged.number}.0" and replica.votes
-            for replica in status.replicas
-        )
-
-    wait_until(has_new_replica, limit=30, what="a new replica")
+    wait_until(lambda: has_new_replica(damaged), limit=30, what="a new replica")
     verified.wait_until_all_follow()
     assert take(damaged, COUNT) == all_of(COUNT)
+
+
+def test_a_leader_that_cannot_read_its_log_for_another_node_is_replaced(tmp_path: Path) -> None:
+    with running_cluster(tmp_path) as cluster:
+        cluster.wait_until_all_follow()
+        damaged, away = cluster.leader(), cluster.followers()[0]
+        away.kill()
+        publish(damaged, range(COUNT))
+        flip_a_bit(damaged, 50, below="consensus/log")
+        # It needs the entry with the damage.
+        away.start()
+        wait_until(lambda: has_new_replica(damaged), limit=30, what="a new replica")
+        cluster.wait_until_all_follow()
+        assert take(damaged, COUNT) == all_of(COUNT)
 
 
 def test_the_small_files_of_a_node_are_checked(tmp_path: Path) -> None:

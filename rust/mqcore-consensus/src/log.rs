@@ -77,7 +77,7 @@ pub trait ReplicatedLog {
     /// The entries of a range that is in the log: as many as have `max_bytes` of data together, and at least one.
     ///
     /// # Errors
-    /// The disk cannot read them. The replica tries again later.
+    /// The disk cannot read them. The replica must not be used any more.
     fn entries(&self, range: Range<u64>, max_bytes: u64) -> Result<Vec<LogEntry>, Self::Error>;
 
     /// A snapshot that is not older than the one that the log begins with, for a replica that lacks the entries before it. If

@@ -143,8 +143,8 @@ fn leader_hint(leader: Option<ReplicaId>) -> String {
 /// Why a replica must stop.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplicaError<E: std::error::Error> {
-    /// The log could not be written.
-    #[error("the log of the replica cannot be written: {0}")]
+    /// The log could not be read or written.
+    #[error("the log of the replica cannot be read or written: {0}")]
     Log(#[source] E),
     /// The leader knows that this replica had entries which it has not.
     #[error(
@@ -217,7 +217,12 @@ impl<L: ReplicatedLog> Replica<L> {
         let logger = slog::Logger::root(slog::Discard, slog::o!());
         let node = RawNode::new(
             &config,
-            LogStorage { log, wants_snapshot: Cell::new(false), is_witness: options.is_witness },
+            LogStorage {
+                log,
+                wants_snapshot: Cell::new(false),
+                is_witness: options.is_witness,
+                failure: Cell::new(None),
+            },
             &logger,
         )
         .map_err(|error| ReplicaStartError::Options(error.to_string()))?;
@@ -402,12 +407,14 @@ impl<L: ReplicatedLog> Replica<L> {
     /// log.
     ///
     /// # Errors
-    /// The replica must not be used any more.
+    /// The replica must not be used any more. An entry that this or another method could not read is reported here.
     pub fn poll(&mut self) -> Result<Option<Work>, ReplicaError<L::Error>> {
+        self.check_log()?;
         if !self.node.has_ready() {
             return Ok(None);
         }
         let mut ready = self.node.ready();
+        self.check_log()?;
         let mut work = Work { number: ready.number(), needs_sync: ready.must_sync(), ..Work::default() };
         let log = &mut self.node.mut_store().log;
         if ready.snapshot().get_metadata().index > 0 {
@@ -459,6 +466,10 @@ impl<L: ReplicatedLog> Replica<L> {
         }
     }
 
+    fn check_log(&self) -> Result<(), ReplicaError<L::Error>> {
+        self.node.store().failure.take().map_or(Ok(()), |error| Err(ReplicaError::Log(error)))
+    }
+
     fn check_leader(&self) -> Result<(), ProposeError> {
         match self.role() {
             ReplicaRole::Leader => Ok(()),
@@ -489,8 +500,8 @@ impl<L: ReplicatedLog> Replica<L> {
         Ok(())
     }
 
-    /// The other voter with the longest log, if possible one that answers. For a moment after each check of the quorum, the crate
-    /// `raft` knows none that does.
+    /// The other voter with the longest log, if possible one that is complete and answers. For a moment after each check of the
+    /// quorum, the crate `raft` knows none that does.
     fn best_voter(&self, is_eligible: impl Fn(ReplicaId) -> bool) -> Option<u64> {
         let progress = self.node.raft.prs();
         let voters = progress.conf().voters().ids();

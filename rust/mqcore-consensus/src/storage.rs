@@ -10,12 +10,15 @@ use crate::log::{Ballot, EntryKind, LogEntry, LogSnapshot, ReplicatedLog};
 use crate::membership::{GroupMembers, ReplicaId};
 
 /// Adapts a log to the interface that the crate `raft` reads.
-pub(crate) struct LogStorage<L> {
+pub(crate) struct LogStorage<L: ReplicatedLog> {
     pub(crate) log: L,
     /// Whether a member needs a newer snapshot than the log has.
     pub(crate) wants_snapshot: Cell<bool>,
     /// Snapshots have no state, so that no member gets one.
     pub(crate) is_witness: bool,
+    /// Why entries could not be read. The crate `raft` panics on errors of its storage, so that it gets no entries instead,
+    /// and the replica must not be used any more.
+    pub(crate) failure: Cell<Option<L::Error>>,
 }
 
 impl<L: ReplicatedLog> Storage for LogStorage<L> {
@@ -37,9 +40,13 @@ impl<L: ReplicatedLog> Storage for LogStorage<L> {
         if low <= self.log.base().0 {
             return Err(StorageError::Compacted.into());
         }
-        let entries =
-            self.log.entries(low..high, max_size.into().unwrap_or(u64::MAX)).map_err(unavailable)?;
-        Ok(entries.into_iter().map(entry_to_raft).collect())
+        match self.log.entries(low..high, max_size.into().unwrap_or(u64::MAX)) {
+            Ok(entries) => Ok(entries.into_iter().map(entry_to_raft).collect()),
+            Err(error) => {
+                self.failure.set(Some(error));
+                Ok(Vec::new())
+            }
+        }
     }
 
     fn term(&self, index: u64) -> raft::Result<u64> {
@@ -76,10 +83,6 @@ impl<L: ReplicatedLog> Storage for LogStorage<L> {
         }
         Ok(snapshot_to_raft(&snapshot))
     }
-}
-
-fn unavailable(error: impl std::error::Error + Send + Sync + 'static) -> raft::Error {
-    raft::Error::Store(StorageError::Other(Box::new(error)))
 }
 
 pub(crate) fn entry_to_raft(entry: LogEntry) -> Entry {

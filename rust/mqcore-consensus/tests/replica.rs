@@ -175,6 +175,55 @@ fn after(members: &GroupMembers, changes: &[MemberChange]) -> GroupMembers {
 }
 
 #[test]
+fn leader_that_cannot_read_an_entry_for_another_replica_reports_it() {
+    let mut group = Group::new(3);
+    group.elect(0);
+    group.cut = vec![2];
+    let proposal = group.propose(0, batch("one")).unwrap();
+    group.propose(0, batch("two")).unwrap();
+    group.replicas[0].log_mut().damage(proposal.index);
+    // The log is read for replica 3 when that answers.
+    let mut failed = None;
+    for _ in 0..10 {
+        group.replicas[0].tick();
+        while failed.is_none() {
+            match group.replicas[0].poll() {
+                Ok(None) => break,
+                Ok(Some(work)) => {
+                    let messages = work.messages.into_iter().chain(group.replicas[0].persisted(work.number));
+                    let theirs = messages.filter(|message| message.to() == Some(ReplicaId::first(3)));
+                    for message in theirs.collect::<Vec<_>>() {
+                        group.replicas[2].receive(message).unwrap();
+                    }
+                }
+                Err(error) => failed = Some(error),
+            }
+        }
+        while let Some(work) = group.replicas[2].poll().unwrap() {
+            let messages = work.messages.into_iter().chain(group.replicas[2].persisted(work.number));
+            for message in messages.collect::<Vec<_>>() {
+                group.replicas[0].receive(message).unwrap();
+            }
+        }
+    }
+    assert!(matches!(failed, Some(ReplicaError::Log(_))), "{failed:?}");
+}
+
+#[test]
+fn replica_that_cannot_read_a_committed_entry_reports_it() {
+    let mut group = Group::new(3);
+    group.elect(0);
+    group.hanging = vec![1, 2];
+    let proposal = group.propose(0, batch("one")).unwrap();
+    group.replicas[0].log_mut().damage(proposal.index);
+    for message in group.replicas[1].persisted(u64::MAX) {
+        group.replicas[0].receive(message).unwrap();
+    }
+    let failed = group.replicas[0].poll();
+    assert!(matches!(failed, Err(ReplicaError::Log(_))), "{failed:?}");
+}
+
+#[test]
 fn changes_lead_to_the_wanted_members_without_fewer_voters_than_needed() {
     for seed in seeds(2_000, 100_000) {
         let mut random = Random::new(seed);

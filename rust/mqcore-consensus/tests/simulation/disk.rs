@@ -86,11 +86,13 @@ pub(crate) struct Disk {
     /// Number of durable writes.
     synced: u64,
     mistake: Option<Mistake>,
+    /// Index of an entry that cannot be read.
+    unreadable: Option<u64>,
 }
 
 impl Disk {
     pub(crate) fn new(contents: Contents, mistake: Option<Mistake>) -> Self {
-        Self { durable: contents.clone(), written: contents, unsynced: VecDeque::new(), synced: 0, mistake }
+        Self { durable: contents.clone(), written: contents, mistake, ..Self::default() }
     }
 
     /// Number of writes so far.
@@ -208,6 +210,9 @@ impl ReplicatedLog for ModelLog {
 
     fn entries(&self, range: Range<u64>, max_bytes: u64) -> Result<Vec<LogEntry>, JournalError> {
         let disk = self.disk.borrow();
+        if disk.unreadable.is_some_and(|index| range.contains(&index)) {
+            return Err(JournalError::Damaged { segment: 1, offset: 16, why: "the checksum is wrong" });
+        }
         let mut bytes = 0;
         let within = |entry: &&LogEntry| {
             let before = bytes;
@@ -329,6 +334,14 @@ impl SimulatedLog {
         match self {
             Self::Model(log) => log.disk.borrow_mut().sync(writes),
             Self::Journal(log) => log.sync().unwrap(),
+        }
+    }
+
+    /// The entry with this index cannot be read from now on.
+    pub(crate) fn damage(&mut self, index: u64) {
+        match self {
+            Self::Model(log) => log.disk.borrow_mut().unreadable = Some(index),
+            Self::Journal(_) => unimplemented!("only the model has damage"),
         }
     }
 

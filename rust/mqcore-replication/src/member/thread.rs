@@ -5,9 +5,11 @@ mod faults;
 mod membership;
 mod view;
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
@@ -178,18 +180,28 @@ impl MemberThread {
 
     /// Runs until the process ends.
     pub(super) fn run(mut self, inputs: &Receiver<Input>) {
-        let why = loop {
-            let ended = self.found_and_work(inputs);
-            let Err(failure) = ended else { return };
-            if let Err(why) = self.handle_failure(failure, inputs) {
-                break why;
-            }
+        // A bug that ends only this thread would leave a broker that waits for ever, and others would still hear a leader.
+        let ended = catch_unwind(AssertUnwindSafe(|| self.run_until_failure(inputs)));
+        let why = match ended {
+            Ok(Ok(())) => return,
+            Ok(Err(why)) => why,
+            Err(panic) => format!("a bug of mqcore, please report it: {}", panic_text(&*panic)),
         };
         tracing::error!(why, "this node of the cluster has failed; correct the cause and start it again");
         let status = MemberStatus { failure: Some(why), ..self.status_without_group() };
+        self.parts.network.introduce(self.greeting(&[], &status));
+        self.know_leader(None);
         self.parts.shared.show(status);
         // The broker would wait for ever, and must not confirm anything.
         self.lose_leadership("this node of the cluster has failed");
+    }
+
+    /// Runs until the process ends, or until nothing helps against a failure.
+    fn run_until_failure(&mut self, inputs: &Receiver<Input>) -> Result<(), String> {
+        while let Err(failure) = self.found_and_work(inputs) {
+            self.handle_failure(failure, inputs)?;
+        }
+        Ok(())
     }
 
     fn found_and_work(&mut self, inputs: &Receiver<Input>) -> Result<(), Failure> {
@@ -572,6 +584,11 @@ impl Grouped {
     fn is_complete(&self) -> bool {
         !self.is_witness && self.copying == Copying::No && self.replica.log().last_index() > 0
     }
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("the thread of the node panicked")
 }
 
 /// Continues with a new process in place of this one: no thread of the broker can do anything any more.
