@@ -186,6 +186,8 @@ pub struct Replica<L: ReplicatedLog> {
     snapshots: BTreeMap<u64, u64>,
     /// Replicas to which leadership is not handed.
     never_leading: BTreeSet<ReplicaId>,
+    /// Replicas whose state is complete. `None`: all.
+    complete: Option<BTreeSet<ReplicaId>>,
 }
 
 impl<L: ReplicatedLog> Replica<L> {
@@ -236,6 +238,7 @@ impl<L: ReplicatedLog> Replica<L> {
             unpersisted: VecDeque::new(),
             snapshots: BTreeMap::new(),
             never_leading: BTreeSet::new(),
+            complete: None,
         };
         replica.draw_election_timeout();
         Ok(replica)
@@ -372,7 +375,8 @@ impl<L: ReplicatedLog> Replica<L> {
         let committed = self.committed();
         let progress = self.node.raft.prs();
         let caught_up = |id: ReplicaId| {
-            progress.get(id.to_number()).is_some_and(|progress| progress.matched >= committed)
+            let progress = progress.get(id.to_number());
+            self.is_complete(id) && progress.is_some_and(|progress| progress.matched >= committed)
         };
         let members = self.membership();
         let changes = next_change(&members, wanted, caught_up);
@@ -389,12 +393,25 @@ impl<L: ReplicatedLog> Replica<L> {
         self.never_leading = replicas;
     }
 
-    /// Hands leadership to the voter with the longest log, for example before the node stops. Does nothing on other replicas.
-    pub fn resign(&mut self) {
-        self.hand_over(|_| true);
+    /// Only these replicas have the whole state, and not just the log. Others get no vote, and leadership only if no voter among
+    /// these can take it. Before the first call, all replicas count as complete.
+    pub fn set_complete(&mut self, replicas: BTreeSet<ReplicaId>) {
+        self.complete = Some(replicas);
     }
 
-    /// Hands leadership to the eligible voter with the longest log, if there is one. Does nothing on other replicas.
+    fn is_complete(&self, id: ReplicaId) -> bool {
+        self.complete.as_ref().is_none_or(|complete| complete.contains(&id))
+    }
+
+    /// Hands leadership to the best voter, for example before the node stops. Does nothing on other replicas, and while
+    /// leadership moves already. To be called again until another replica leads: one that does not answer cannot take over.
+    pub fn resign(&mut self) {
+        if self.node.raft.lead_transferee.is_none() {
+            self.hand_over(|_| true);
+        }
+    }
+
+    /// Hands leadership to the best eligible voter, if there is one. Does nothing on other replicas.
     pub fn hand_over(&mut self, is_eligible: impl Fn(ReplicaId) -> bool) {
         if self.role() == ReplicaRole::Leader
             && let Some(successor) = self.best_voter(is_eligible)
@@ -508,11 +525,12 @@ impl<L: ReplicatedLog> Replica<L> {
         voters
             .iter()
             .filter(|&id| id != self.node.raft.id)
-            .filter(|&id| {
-                ReplicaId::from_number(id)
-                    .is_some_and(|id| !self.never_leading.contains(&id) && is_eligible(id))
+            .filter_map(|id| {
+                let replica = ReplicaId::from_number(id)?;
+                let is_candidate = !self.never_leading.contains(&replica) && is_eligible(replica);
+                let progress = progress.get(id).filter(|_| is_candidate)?;
+                Some((self.is_complete(replica), progress.recent_active, progress.matched, id))
             })
-            .filter_map(|id| progress.get(id).map(|progress| (progress.recent_active, progress.matched, id)))
             .max()
             .map(|(.., id)| id)
     }
@@ -520,7 +538,7 @@ impl<L: ReplicatedLog> Replica<L> {
     /// A leader commits with the disks of others, so that no other replica would notice that its own one hangs.
     fn leave_if_disk_is_slow(&mut self) {
         let is_slow = self.unpersisted.front().is_some_and(|first| first.age > self.options.sync_ticks);
-        if is_slow && self.node.raft.lead_transferee.is_none() {
+        if is_slow {
             self.resign();
         }
     }

@@ -40,7 +40,7 @@ impl Group {
         group
     }
 
-    fn begin(&mut self, id: ReplicaId, contents: Contents) {
+    pub(crate) fn begin(&mut self, id: ReplicaId, contents: Contents) {
         let machine = Rc::new(RefCell::new(Machine::of_snapshot(contents.base())));
         let log = Store::model(contents, None).open(&machine, None).unwrap();
         let options = ReplicaOptions { seed: id.to_number(), ..ReplicaOptions::default() };

@@ -101,6 +101,38 @@ fn resigning_leader_leaves_no_gap() {
 }
 
 #[test]
+fn resigning_leader_prefers_a_replica_whose_state_is_complete() {
+    let mut group = Group::new(3);
+    group.elect(0);
+    let complete = BTreeSet::from([ReplicaId::first(2)]);
+    group.replicas[0].set_complete(complete);
+    group.replicas[0].resign();
+    group.settle();
+    assert_eq!(group.leader(), Some(1), "not the one with the greatest id");
+}
+
+#[test]
+fn replica_gets_its_vote_when_its_state_is_complete() {
+    let mut group = Group::new(1);
+    group.elect(0);
+    group.replicas[0].set_complete(BTreeSet::new());
+    let (one, two) = (ReplicaId::first(1), ReplicaId::first(2));
+    group.begin(two, Contents::default());
+    let adjust = |group: &mut Group| {
+        for _ in 0..20 {
+            group.replicas[0].adjust_membership(&[one, two].into()).unwrap();
+            group.tick();
+        }
+        group.replicas[0].membership()
+    };
+    let members = adjust(&mut group);
+    assert_eq!(group.replicas[0].progress()[&two], group.replicas[0].committed(), "it has the whole log");
+    assert_eq!((members.voters, members.learners), ([one].into(), [two].into()));
+    group.replicas[0].set_complete([two].into());
+    assert_eq!(adjust(&mut group).voters, [one, two].into());
+}
+
+#[test]
 fn proposals_are_refused_beyond_the_limit_and_taken_again_later() {
     let mut group = Group::new(3);
     group.elect(0);
@@ -144,34 +176,6 @@ fn replica_that_lost_entries_reports_it_instead_of_acknowledging_more() {
     for message in heartbeats {
         next.receive(message).unwrap();
     }
-}
-
-#[test]
-fn invalid_options_are_refused() {
-    let options = ReplicaOptions { heartbeat_ticks: 10, election_ticks: 10, ..ReplicaOptions::default() };
-    let refused = Replica::start(ReplicaId::first(1), empty_log(), options).map(drop).unwrap_err();
-    assert!(matches!(refused, ReplicaStartError::Options(_)), "{refused}");
-}
-
-/// The members after a change that is complete.
-fn after(members: &GroupMembers, changes: &[MemberChange]) -> GroupMembers {
-    let mut members = members.clone();
-    for change in changes {
-        match *change {
-            MemberChange::AddLearner(id) => {
-                members.learners.insert(id);
-            }
-            MemberChange::Promote(id) => {
-                members.learners.remove(&id);
-                members.voters.insert(id);
-            }
-            MemberChange::Remove(id) => {
-                members.learners.remove(&id);
-                members.voters.remove(&id);
-            }
-        }
-    }
-    members
 }
 
 #[test]
@@ -221,6 +225,34 @@ fn replica_that_cannot_read_a_committed_entry_reports_it() {
     }
     let failed = group.replicas[0].poll();
     assert!(matches!(failed, Err(ReplicaError::Log(_))), "{failed:?}");
+}
+
+#[test]
+fn invalid_options_are_refused() {
+    let options = ReplicaOptions { heartbeat_ticks: 10, election_ticks: 10, ..ReplicaOptions::default() };
+    let refused = Replica::start(ReplicaId::first(1), empty_log(), options).map(drop).unwrap_err();
+    assert!(matches!(refused, ReplicaStartError::Options(_)), "{refused}");
+}
+
+/// The members after a change that is complete.
+fn after(members: &GroupMembers, changes: &[MemberChange]) -> GroupMembers {
+    let mut members = members.clone();
+    for change in changes {
+        match *change {
+            MemberChange::AddLearner(id) => {
+                members.learners.insert(id);
+            }
+            MemberChange::Promote(id) => {
+                members.learners.remove(&id);
+                members.voters.insert(id);
+            }
+            MemberChange::Remove(id) => {
+                members.learners.remove(&id);
+                members.voters.remove(&id);
+            }
+        }
+    }
+    members
 }
 
 #[test]

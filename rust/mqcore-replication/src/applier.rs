@@ -97,7 +97,7 @@ impl Applier {
         self.applied
     }
 
-    /// Everything up to this entry counts as carried out: this member keeps no files.
+    /// Everything up to this entry counts as carried out: the files have it, or this member keeps none.
     pub fn skip_to(&mut self, index: u64) {
         self.applied = self.applied.max(index);
     }

@@ -151,6 +151,8 @@ struct Grouped {
     led: Option<u64>,
     /// The broker has opened all journals and found no damage.
     is_opened: bool,
+    /// The broker has stopped, and another node should lead.
+    is_resigning: bool,
     housekept: Instant,
     /// It keeps the log for the others, and no files.
     is_witness: bool,
@@ -298,6 +300,10 @@ impl MemberThread {
             self.identity.save(&self.parts.options.data_dir)?;
             *identity.borrow_mut() = self.identity.clone();
         }
+        if !self.identity.is_copying {
+            // The log begins with what the files have for sure.
+            self.applier.skip_to(log.base().0);
+        }
         let is_witness = self.identity.is_witness;
         let options = ReplicaOptions { seed: random_u64(), is_witness, ..ReplicaOptions::default() };
         Ok(Grouped {
@@ -311,6 +317,7 @@ impl MemberThread {
             copying: if self.identity.is_copying { Copying::Wanted(Instant::now()) } else { Copying::No },
             held: 0,
             is_opened: false,
+            is_resigning: false,
             applied_term: 0,
             led: None,
             housekept: Instant::now(),
@@ -376,7 +383,10 @@ impl MemberThread {
             Input::Status(answer) => {
                 let _ = answer.send(self.status(group));
             }
-            Input::Resign => group.replica.resign(),
+            Input::Resign => {
+                group.is_resigning = true;
+                group.replica.resign();
+            }
             Input::Opened => group.is_opened = true,
             Input::HandOver(node, answer) => {
                 let _ = answer.send(self.hand_over(group, node));
@@ -548,8 +558,12 @@ impl MemberThread {
     }
 
     fn each_tick(&mut self, group: &mut Grouped) -> Result<(), Failure> {
+        let complete = self.complete(group);
+        group.replica.set_complete(complete);
         if group.replica.role() == ReplicaRole::Leader {
-            if group.is_complete() {
+            if group.is_resigning {
+                group.replica.resign();
+            } else if group.is_complete() {
                 self.adjust_membership(group);
                 self.leave_if_disk_is_full(group);
             } else {

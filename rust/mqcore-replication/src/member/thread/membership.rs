@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use mqcore_consensus::log::ReplicatedLog;
 use mqcore_consensus::membership::ReplicaId;
 
 use super::{Grouped, MemberThread};
+use crate::status::{MemberReport, MemberRole};
 
 impl MemberThread {
     /// The replicas that are known to be witnesses.
@@ -13,10 +15,23 @@ impl MemberThread {
         greetings.filter_map(|(greeting, _)| ReplicaId::from_number(greeting.replica?)).collect()
     }
 
+    /// The connected replicas that report that they have all files, or need none. One that has applied less than the log begins
+    /// with needs a copy, whatever it has reported.
+    pub(super) fn complete(&self, group: &Grouped) -> BTreeSet<ReplicaId> {
+        let base = group.replica.log().base().0;
+        let is_complete = |report: &MemberReport| {
+            !matches!(report.role, MemberRole::Joining | MemberRole::Copying) && report.applied >= base
+        };
+        self.connected_members()
+            .filter(|(_, greeting)| !greeting.is_copying && greeting.report.as_ref().is_some_and(is_complete))
+            .filter_map(|(_, greeting)| ReplicaId::from_number(greeting.replica?))
+            .collect()
+    }
+
     /// Brings the members of the group closer to what the nodes say they are.
     pub(super) fn adjust_membership(&self, group: &mut Grouped) {
         if self.connected_members().any(|(_, greeting)| greeting.is_copying) {
-            // A replica whose files are not complete gets no vote.
+            // Another change could leave the files on too few nodes.
             return;
         }
         let members = group.replica.membership();
