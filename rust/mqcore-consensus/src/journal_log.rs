@@ -78,6 +78,18 @@ impl<S: Storage> JournalLog<S> {
     /// # Errors
     /// [`OpenError`].
     pub fn open(storage: S, options: Options) -> Result<Self, OpenError> {
+        Self::open_with_progress(storage, options, &mut || {})
+    }
+
+    /// The same as [`Self::open`]. Calls `progress` now and then, because a long log takes a while.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open_with_progress(
+        storage: S,
+        options: Options,
+        progress: &mut dyn FnMut(),
+    ) -> Result<Self, OpenError> {
         // Opening repairs what it reports. A damaged log must stay as it is, or the next opening would not report it.
         let mut damaged = None;
         let mut refuse_damage = |report: &RecoveryReport| {
@@ -90,7 +102,7 @@ impl<S: Storage> JournalLog<S> {
         let opened = Journal::open_with_observers(
             storage,
             options,
-            &mut |_, _| {},
+            &mut |_, _| progress(),
             &mut |_, _| {},
             &mut refuse_damage,
         );
@@ -119,7 +131,7 @@ impl<S: Storage> JournalLog<S> {
                 _ => {}
             }
         }
-        log.read_entries(first)?;
+        log.read_entries(first, progress)?;
         // A crash may keep only the first of several entries, with the ballot of all of them.
         log.ballot.committed = log.ballot.committed.min(log.last_index()).max(log.base.index);
         log.settle_leftovers()?;
@@ -179,11 +191,12 @@ impl<S: Storage> JournalLog<S> {
         &self.journal
     }
 
-    fn read_entries(&mut self, first: u64) -> Result<(), OpenError> {
+    fn read_entries(&mut self, first: u64, progress: &mut dyn FnMut()) -> Result<(), OpenError> {
         let mut failed = None;
         let (mut entries, mut ballot) = (VecDeque::new(), self.ballot);
         let base = self.base.index;
         self.journal.each_live(first, &mut |sequence, live| {
+            progress();
             let read = live.map_err(OpenError::Journal).and_then(|live| {
                 let payload = Bytes::copy_from_slice(live.payload);
                 parse(&payload).map_err(|why| OpenError::Unknown { sequence, why })

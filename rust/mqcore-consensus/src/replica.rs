@@ -34,6 +34,9 @@ pub struct ReplicaOptions {
     pub max_inflight_messages: usize,
     /// Bytes of proposed entries that are not committed. More are refused with [`ProposeError::Busy`].
     pub max_uncommitted_bytes: u64,
+    /// Bytes of committed entries in one [`Work`]: after a restart, all entries of the log are returned again. One entry is
+    /// always returned.
+    pub max_committed_bytes: u64,
     /// It keeps entries and has no state: it sends no snapshots, and waits longer than others before it wants to become leader.
     /// If it does, because no other replica has all entries, its caller lets it [`resign`](Replica::resign).
     pub is_witness: bool,
@@ -52,6 +55,7 @@ impl Default for ReplicaOptions {
             max_message_bytes: 1 << 20,
             max_inflight_messages: 256,
             max_uncommitted_bytes: 64 << 20,
+            max_committed_bytes: 8 << 20,
             seed: 0,
         }
     }
@@ -210,6 +214,7 @@ impl<L: ReplicatedLog> Replica<L> {
             max_size_per_msg: options.max_message_bytes,
             max_inflight_msgs: options.max_inflight_messages,
             max_uncommitted_size: options.max_uncommitted_bytes.max(options.max_message_bytes),
+            max_committed_size_per_ready: options.max_committed_bytes,
             // A replica that was cut off does not disturb the others when it returns.
             pre_vote: true,
             check_quorum: true,

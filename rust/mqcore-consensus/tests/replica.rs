@@ -1,6 +1,8 @@
 //! Promises of a replica to its caller.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::rc::Rc;
 
 use bytes::Bytes;
 use mqcore_consensus::log::Ballot;
@@ -11,7 +13,7 @@ use mqcore_consensus::replica::{
 use mqcore_testkit::{Random, seeds};
 
 use crate::group::Group;
-use crate::simulation::disk::{Contents, empty_log, log_with_ballot};
+use crate::simulation::disk::{Contents, Machine, SimulatedLog, Store, empty_log, log_with_ballot};
 
 fn batch(text: &'static str) -> Bytes {
     Bytes::from_static(text.as_bytes())
@@ -130,6 +132,38 @@ fn replica_gets_its_vote_when_its_state_is_complete() {
     assert_eq!((members.voters, members.learners), ([one].into(), [two].into()));
     group.replicas[0].set_complete([two].into());
     assert_eq!(adjust(&mut group).voters, [one, two].into());
+}
+
+#[test]
+fn committed_entries_come_in_parts_also_after_a_restart() {
+    let members = GroupMembers::of([ReplicaId::first(1)]);
+    let contents = Contents::of_group(&members);
+    let machine = Rc::new(RefCell::new(Machine::of_snapshot(contents.base())));
+    let store = Store::model(contents, None);
+    let begin = || {
+        let options = ReplicaOptions { max_committed_bytes: 1000, ..ReplicaOptions::default() };
+        Replica::start(ReplicaId::first(1), store.open(&machine, None).unwrap(), options).unwrap()
+    };
+    let drain = |replica: &mut Replica<SimulatedLog>| {
+        let mut count = 0;
+        while let Some(work) = replica.poll().unwrap() {
+            let bytes: usize = work.committed.iter().map(|entry| entry.data.len()).sum();
+            assert!(bytes <= 1000, "{bytes} bytes at once");
+            count += work.committed.iter().filter(|entry| !entry.data.is_empty()).count();
+            replica.persisted(work.number);
+        }
+        count
+    };
+    let mut replica = begin();
+    while replica.role() != ReplicaRole::Leader {
+        replica.tick();
+        drain(&mut replica);
+    }
+    for _ in 0..100 {
+        replica.propose(Bytes::from_static(&[1; 100])).unwrap();
+    }
+    assert_eq!(drain(&mut replica), 100);
+    assert_eq!(drain(&mut begin()), 100, "the log has all of them");
 }
 
 #[test]

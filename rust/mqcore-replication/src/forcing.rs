@@ -56,7 +56,7 @@ pub fn force_new(root: &Path, cluster: &str, node: u32, changes: bool) -> Result
             root.display()
         )));
     }
-    let log = match MemberLog::open(root, &Rc::new(RefCell::new(identity.clone()))) {
+    let log = match MemberLog::open(root, &Rc::new(RefCell::new(identity.clone())), &mut || {}) {
         Ok(log) => Some(log),
         Err(OpenError::Damaged(report)) => {
             tracing::warn!(%report, "the log is damaged; what was not in the files yet is lost");

@@ -38,7 +38,12 @@ pub(crate) enum LogError {
 }
 
 impl MemberLog {
-    pub(crate) fn open(root: &Path, identity: &Rc<RefCell<MemberIdentity>>) -> Result<Self, OpenError> {
+    /// Calls `progress` now and then.
+    pub(crate) fn open(
+        root: &Path,
+        identity: &Rc<RefCell<MemberIdentity>>,
+        progress: &mut dyn FnMut(),
+    ) -> Result<Self, OpenError> {
         let storage = FileStorage::open(MemberIdentity::directory(root).join("log")).map_err(|error| {
             OpenError::Journal(JournalError::Io {
                 doing: "opening",
@@ -48,7 +53,7 @@ impl MemberLog {
             })
         })?;
         let options = Options { max_record_bytes: RECORD_BYTES_MAX, ..Options::default() };
-        let journal = JournalLog::open(storage, options)?;
+        let journal = JournalLog::open_with_progress(storage, options, progress)?;
         Ok(Self {
             journal,
             identity: Rc::clone(identity),

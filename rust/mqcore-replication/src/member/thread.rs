@@ -286,7 +286,8 @@ impl MemberThread {
             return Err(Failure::LogDamaged("it could not be written".to_owned()));
         }
         let identity = Rc::new(RefCell::new(self.identity.clone()));
-        let mut log = MemberLog::open(&self.parts.options.data_dir, &identity)?;
+        let mut note_work = || self.parts.shared.note_work();
+        let mut log = MemberLog::open(&self.parts.options.data_dir, &identity, &mut note_work)?;
         let id = self.identity.replica().unwrap_or_else(|| unreachable!("the node belongs to a group"));
         if log.last_index() == 0 && self.identity.has_log {
             return Err(Failure::NoLog);
@@ -432,6 +433,8 @@ impl MemberThread {
             let mut newest = None;
             let mut needs_sync = false;
             while let Some(work) = group.replica.poll()? {
+                // After a restart, a long log is carried out again.
+                self.parts.shared.note_work();
                 newest = Some(work.number);
                 needs_sync |= work.needs_sync;
                 work.messages.iter().for_each(|message| self.parts.network.send(group.number, message));
@@ -487,6 +490,8 @@ impl MemberThread {
     fn committed(&mut self, group: &mut Grouped, entry: LogEntry) -> Result<(), Failure> {
         if matches!(group.copying, Copying::Wanted(_) | Copying::Runs) {
             group.held = entry.index;
+            // Before each election, the crate `raft` would read all entries again that do not count as applied.
+            group.replica.applied(entry.index);
             return Ok(());
         }
         self.carry_out(group, entry)

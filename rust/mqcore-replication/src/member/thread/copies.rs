@@ -54,7 +54,6 @@ impl MemberThread {
         self.applier.begin_at(copied.begun).map_err(Failure::Sync)?;
         group.copying = Copying::Repeats(copied.complete);
         let mut next = copied.begun + 1;
-        group.replica.applied(copied.begun.min(group.held));
         while next <= group.held {
             let entries = group.replica.log().entries(next..group.held + 1, REPEATED_BYTES)?;
             if entries.is_empty() {
