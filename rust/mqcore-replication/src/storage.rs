@@ -243,6 +243,12 @@ impl FileChange {
 }
 
 impl ReplicatedFile {
+    /// Number of changes in memory.
+    #[cfg(test)]
+    pub(crate) fn changes(&self) -> usize {
+        self.lock().changes.len()
+    }
+
     fn lock(&self) -> MutexGuard<'_, FileState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -332,12 +338,16 @@ impl Storage for ReplicatedStorage {
         state.length = length;
         let Some(name) = &state.name else { return Ok(()) };
         let number = self.replicator.push(&FileOperation::SetLength { name: self.full_name(name)?, length });
+        state.forget_changes(self.replicator.applied());
         state.changes.push_back((number, FileChange::Length(length)));
         Ok(())
     }
 
-    fn sync_data(&self, _: &Self::File) -> io::Result<()> {
-        self.replicator.sync()
+    fn sync_data(&self, file: &Self::File) -> io::Result<()> {
+        self.replicator.sync()?;
+        // A file that is complete is neither written nor read again for long.
+        file.lock().forget_changes(self.replicator.applied());
+        Ok(())
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {

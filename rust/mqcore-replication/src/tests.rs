@@ -185,6 +185,24 @@ fn a_storage_over_a_group_is_like_any_other() {
 }
 
 #[test]
+fn a_file_that_is_complete_keeps_nothing_in_memory() {
+    let leader = Leader::new(7);
+    let storage = leader.storage();
+    let file = storage.create("a", 8 << 20).unwrap();
+    let piece = vec![1; 1 << 20];
+    for number in 0..4 {
+        assert_eq!(storage.write_at(&file, number << 20, &piece).unwrap(), piece.len());
+    }
+    storage.sync_data(&file).unwrap();
+    assert_eq!(file.changes(), 0);
+    storage.write_at(&file, 4 << 20, &piece).unwrap();
+    storage.sync_directory().unwrap();
+    storage.set_length(&file, 5 << 20).unwrap();
+    storage.sync_directory().unwrap();
+    assert_eq!(file.changes(), 1, "its length");
+}
+
+#[test]
 fn members_have_the_same_files_however_often_they_repeat_entries() {
     for seed in 100..140 {
         let leader = Leader::new(seed);
