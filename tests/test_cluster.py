@@ -58,6 +58,35 @@ def test_what_was_confirmed_survives_the_loss_of_the_leader(cluster: Cluster) ->
     assert take(successor, 5, "after/1") == list(range(5))
 
 
+def test_durability_os_waits_for_a_majority(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    for node in cluster.nodes:
+        node.environment["MQCORE_CHANNEL_DEFAULTS__QUEUE__DURABILITY"] = "os"
+    try:
+        cluster.start()
+        cluster.wait_until_all_follow()
+        leader, followers = cluster.leader(), cluster.followers()
+        publish(leader, range(10))
+        for node in followers:
+            node.signal(signal.SIGSTOP)
+        confirmed = list(range(10))
+        with (
+            contextlib.suppress(errors.MqcoreError),
+            mqcore.sync.connect(leader.url, request_timeout=0.4) as client,
+        ):
+            client.publish(QUEUE, b"10")
+            confirmed.append(10)
+        leader.kill()
+        for node in followers:
+            node.signal(signal.SIGCONT)
+        assert take(cluster.leader(), len(confirmed)) == confirmed
+    except BaseException:
+        cluster.show_logs()
+        raise
+    finally:
+        cluster.close()
+
+
 def test_nothing_is_confirmed_without_a_majority(cluster: Cluster) -> None:
     leader = cluster.leader()
     publish(leader, range(3))

@@ -59,8 +59,8 @@ class Durability(StrEnum):
     NONE = "none"
     """At once; written later. A crash may lose the latest messages."""
     OS = "os"
-    """When handed to the operating system. It survives a crash of the process, not of the machine. In a cluster, a
-    crash of the leader's process loses the latest messages."""
+    """When handed to the operating system. It survives a crash of the process, not of the machine. In a cluster, it is
+    the same as ``fsync``."""
     FSYNC = "fsync"
     """When it is on disk."""
 

@@ -76,8 +76,8 @@ impl Status {
 pub enum Durability {
     /// At once; the journal writes it later. A crash may lose the latest messages.
     None,
-    /// When the operating system has it: it survives the end of the process, but not of the machine. In a cluster, the end of
-    /// the leader's process loses the latest messages.
+    /// When the operating system has it: it survives the end of the process, but not of the machine. In a cluster,
+    /// it is the same as `Fsync`.
     Os,
     /// When the disk has it.
     #[default]

@@ -263,6 +263,8 @@ impl JournalThread {
         if self.state == WriterState::Failed {
             return;
         }
+        // In a cluster, a write is in the memory of this node until a majority has it: it does not survive another leader.
+        let (written, sync) = if self.is_replicated() { (false, written || sync) } else { (written, sync) };
         match self.settle().and_then(|()| self.journal.write()) {
             Ok(()) if sync && !written => {}
             Ok(()) => self.report_committed(Durability::Os),
@@ -282,6 +284,10 @@ impl JournalThread {
             }
             Err(error) => self.fail(&error),
         }
+    }
+
+    fn is_replicated(&self) -> bool {
+        matches!(self.journal.storage(), DataStorage::Replicated(_))
     }
 
     /// Runs after all messages of the batch, some of which may be among them. Settlements without disk space stay for
