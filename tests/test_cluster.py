@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -56,6 +58,36 @@ def test_what_was_confirmed_survives_the_loss_of_the_leader(cluster: Cluster) ->
     cluster.wait_until_all_follow()
     publish(leader, range(5), "after/1")
     assert take(successor, 5, "after/1") == list(range(5))
+
+
+def test_each_node_reports_to_its_service_manager_that_it_is_ready(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    managers: dict[int, socket.socket] = {}
+    with contextlib.ExitStack() as sockets, contextlib.closing(cluster):
+        for node in cluster.nodes:
+            manager = sockets.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+            address = tmp_path / f"notify-{node.number}"
+            manager.bind(os.fspath(address))
+            manager.settimeout(20)
+            managers[node.number] = manager
+            node.environment["NOTIFY_SOCKET"] = str(address)
+
+        def read(node: ClusterNode) -> dict[str, str]:
+            return dict(line.split("=", 1) for line in managers[node.number].recv(4096).decode().splitlines())
+
+        cluster.start()
+        for node in cluster.nodes:
+            assert node.process is not None
+            told = read(node)
+            assert (told["READY"], told["MAINPID"]) == ("1", str(node.process.pid))
+            assert told["STATUS"] == f"node {node.number} of the cluster"
+        leader, follower = cluster.leader(), cluster.followers()[0]
+        assert read(leader)["STATUS"].startswith("listening on")
+        # The process of the old leader is replaced, and reports again.
+        cluster.wait_until_all_follow()
+        mqcore.cluster.promote(follower.number, leader.address, secret=SECRET.encode(), name="tests")
+        assert read(follower)["STATUS"].startswith("listening on")
+        assert read(leader)["STATUS"] == f"node {leader.number} of the cluster"
 
 
 def test_durability_os_waits_for_a_majority(tmp_path: Path) -> None:
@@ -345,7 +377,7 @@ def test_a_mistake_in_the_configuration_is_named(changes: dict[str, object], why
         listen=("tmqp://127.0.0.1:47291",), data_dir=str(tmp_path), cluster=ClusterConfig(**{**options, **changes})
     )
     with pytest.raises(errors.ConfigError, match=why):
-        mqcore._core.ClusterMember(config, config.cluster.read_secret(), [])
+        mqcore._core.ClusterMember(config, config.cluster.read_secret(), [], {})
 
 
 def test_only_serve_runs_a_node() -> None:

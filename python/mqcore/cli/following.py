@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from mqcore import _core
     from mqcore.broker import Broker
+    from mqcore.cli.service import Notifier
     from mqcore.cluster import NodeStatus
 
 __all__ = ["follow", "restart"]
@@ -25,10 +26,11 @@ _PATIENCE: Final = 0.2
 _PAUSE: Final = 1.0
 
 
-async def follow(broker: Broker, stop: asyncio.Future[int]) -> _core.ClusterMember | None:
+async def follow(broker: Broker, stop: asyncio.Future[int], manager: Notifier) -> _core.ClusterMember | None:
     """Follow the leader of the cluster until this node leads. Returns `None` if a signal comes first.
 
-    Prints a JSON line to stdout for each role and leader.
+    Prints a JSON line to stdout for each role and leader. The node is ready for the service manager as soon as its
+    listeners are bound: most nodes never lead, and none may lead before others have started.
     """
     import asyncio
 
@@ -37,9 +39,10 @@ async def follow(broker: Broker, stop: asyncio.Future[int]) -> _core.ClusterMemb
 
     config = broker.config
     assert config.cluster is not None
-    member = _core.ClusterMember(config, config.cluster.read_secret(), _command())
+    member = _core.ClusterMember(config, config.cluster.read_secret(), _command(), manager.environment())
     seen = member.status()
     _print(NodeStatus.from_json(seen))
+    manager.ready(f"node {config.cluster.node} of the cluster")
     while not stop.done():
         seen, before = await asyncio.to_thread(member.wait, seen, _PATIENCE), NodeStatus.from_json(seen)
         now = NodeStatus.from_json(seen)
@@ -52,14 +55,14 @@ async def follow(broker: Broker, stop: asyncio.Future[int]) -> _core.ClusterMemb
     return None
 
 
-async def restart(why: str) -> NoReturn:
+async def restart(why: str, manager: Notifier) -> NoReturn:
     """Continue with a new process in place of this one, after a pause: another node leads meanwhile."""
     import asyncio
 
     logging.getLogger("mqcore.serve").error("cannot start the broker, trying again: %s", why)
     await asyncio.sleep(_PAUSE)
     command = _command()
-    os.execv(command[0], command)  # noqa: S606 - the same program again
+    os.execve(command[0], command, {**os.environ, **manager.environment()})  # noqa: S606 - the same program again
 
 
 def _command() -> list[str]:

@@ -110,13 +110,13 @@ async def _serve(broker: Broker, drain_timeout: float) -> int:
         if broker.config.cluster is not None:
             from mqcore.cli.following import follow
 
-            member = await follow(broker, stop)
+            member = await follow(broker, stop, manager)
             if member is None:
                 logger.info("stopped after signal %d", stop.result())
                 return ExitCode.DONE
             signals.member = member
         # Without the event loop of this program: tasks that handlers start could end it.
-        if not await _start(broker, member, stop):
+        if not await _start(broker, member, stop, manager):
             return ExitCode.DONE
         try:
             if broker.config.data_dir is None:
@@ -145,7 +145,9 @@ async def _serve(broker: Broker, drain_timeout: float) -> int:
     return ExitCode.DONE
 
 
-async def _start(broker: Broker, member: _core.ClusterMember | None, stop: asyncio.Future[int]) -> bool:
+async def _start(
+    broker: Broker, member: _core.ClusterMember | None, stop: asyncio.Future[int], manager: Notifier
+) -> bool:
     """Start the broker. Returns whether it runs: a signal may stop a node that waits for a majority."""
     if member is None:
         broker.start()
@@ -166,7 +168,7 @@ async def _start(broker: Broker, member: _core.ClusterMember | None, stop: async
             raise
         from mqcore.cli.following import restart
 
-        await restart(str(error))
+        await restart(str(error), manager)
     return True
 
 

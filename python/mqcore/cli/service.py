@@ -21,8 +21,12 @@ class Notifier:
     def __init__(self) -> None:
         self._address = os.environ.pop(_VARIABLE, None)
 
+    def environment(self) -> dict[str, str]:
+        """The variable that a process which continues in place of this one needs, to report as well."""
+        return {_VARIABLE: self._address} if self._address else {}
+
     def ready(self, status: str) -> None:
-        """Report that all listeners are bound."""
+        """Report that all listeners are bound. May be called again, with another status."""
         self._send(f"READY=1\nMAINPID={os.getpid()}\nSTATUS={status}")
 
     def stopping(self, status: str) -> None:

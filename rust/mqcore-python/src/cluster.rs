@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use mqcore_replication::forcing::force_new;
 use mqcore_replication::link::MemberTls;
-use mqcore_replication::member::{Member, MemberOptions, ask_status, request_leader};
+use mqcore_replication::member::{Member, MemberOptions, RestartCommand, ask_status, request_leader};
 use mqcore_replication::relay::RelayListener;
 use mqcore_replication::status::MemberStatus;
 use mqcore_replication::storage::DataFiles;
@@ -33,13 +33,14 @@ pub(crate) struct ClusterMember {
 #[pymethods]
 impl ClusterMember {
     /// `config` is a `mqcore.BrokerConfig`, `secret` the secret of the cluster. `restart` is the command that continues in place of
-    /// this process when it stops leading.
+    /// this process when it stops leading, and `environment` has variables that it gets in addition.
     #[new]
     fn new(
         py: Python<'_>,
         config: &Bound<'_, PyAny>,
         secret: Vec<u8>,
         restart: Vec<OsString>,
+        environment: BTreeMap<OsString, OsString>,
     ) -> PyResult<Self> {
         let server = config::server(config, false)?;
         let cluster = config.getattr("cluster")?;
@@ -58,7 +59,7 @@ impl ClusterMember {
             listeners: listeners(&server)?,
             tick: duration(&cluster, "election_timeout")? / ELECTION_TICKS,
             verify_interval: duration(&cluster, "verify_interval")?,
-            restart,
+            restart: RestartCommand { command: restart, environment },
             before_end: log::write_out,
         };
         let member = py.detach(|| Member::start(options));

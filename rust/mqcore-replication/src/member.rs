@@ -53,11 +53,20 @@ pub struct MemberOptions {
     pub tick: Duration,
     /// Time between two verifications of all files. Zero: never.
     pub verify_interval: Duration,
-    /// The program and arguments that continue in place of this process when it stops leading. Empty: the process ends.
-    pub restart: Vec<OsString>,
+    /// The program that continues in place of this process when it stops leading.
+    pub restart: RestartCommand,
     /// Called right before the process is replaced or ends because of that. It must return soon: the broker must not
     /// continue.
     pub before_end: fn(),
+}
+
+/// A program that continues in place of this process.
+#[derive(Debug, Clone, Default)]
+pub struct RestartCommand {
+    /// The program and its arguments. Empty: the process ends.
+    pub command: Vec<OsString>,
+    /// Environment variables that it has besides those of this process.
+    pub environment: BTreeMap<OsString, OsString>,
 }
 
 /// Why a member cannot begin.

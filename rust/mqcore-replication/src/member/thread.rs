@@ -8,7 +8,6 @@ mod view;
 use std::any::Any;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
-use std::ffi::OsString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -27,7 +26,7 @@ use tokio::sync::watch;
 use super::compaction::Compaction;
 use super::founding::{Founding, decide};
 use super::log::{LogError, MemberLog};
-use super::{MemberError, MemberOptions, Shared};
+use super::{MemberError, MemberOptions, RestartCommand, Shared};
 use crate::applier::{Applier, ApplyError};
 use crate::identity::{MemberIdentity, MemberIdentityError};
 use crate::input::{Input, MemberGreeting};
@@ -611,11 +610,12 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
 }
 
 /// Continues with a new process in place of this one: no thread of the broker can do anything any more.
-fn restart(command: &[OsString]) -> ! {
+fn restart(wanted: &RestartCommand) -> ! {
     #[cfg(unix)]
-    if let Some((program, arguments)) = command.split_first() {
+    if let Some((program, arguments)) = wanted.command.split_first() {
         use std::os::unix::process::CommandExt;
-        let error = std::process::Command::new(program).args(arguments).exec();
+        let mut command = std::process::Command::new(program);
+        let error = command.args(arguments).envs(&wanted.environment).exec();
         tracing::error!(%error, "cannot restart the process");
     }
     std::process::abort()
