@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,9 @@ import mqcore
 from cluster_nodes import SECRET, Cluster, ClusterNode, running_cluster
 from depth import FULL, choices, sample
 from faults.shim import Faults
+from link_proxy import LinkProxy
 from mqcore import errors
+from ports import free_ports
 from served import clean_environment, wait_until
 from small_disks import mounted_or_skipped, occupy
 
@@ -244,6 +247,69 @@ def test_the_files_of_a_running_node_cannot_begin_a_new_cluster(tmp_path: Path) 
         done = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), check=False)
         assert done.returncode != 0
         assert "stop the node first" in done.stderr
+
+
+@pytest.fixture
+def last_complete(tmp_path: Path) -> Iterator[tuple[Cluster, LinkProxy]]:
+    """A cluster with a witness whose node 2 has lost its files, and cannot copy those of node 1."""
+    members = dict(zip((1, 2, 3), free_ports(3), strict=True))
+    proxy = LinkProxy(("127.0.0.1", members[1]))
+    addresses = {(2, 1): f"127.0.0.1:{proxy.port}"}
+    cluster = Cluster(tmp_path, member_ports=members, peer_addresses=addresses, witnesses=[3])
+    first, second, _ = cluster.nodes
+    try:
+        cluster.start()
+        cluster.wait_until_all_follow()
+        publish(cluster.leader(), range(COUNT))
+        second.kill()
+        shutil.rmtree(second.data_dir)
+        cluster.leader()
+        proxy.hold_copies()
+        second.start()
+        wait_until(lambda: is_copying(second), limit=20, what="a copy")
+        first.kill()
+        # Its log has begun anew for the other node, and would not write the bytes again.
+        flip_a_bit(first, 50)
+        yield cluster, proxy
+    except BaseException:
+        cluster.show_logs()
+        raise
+    finally:
+        cluster.close()
+        proxy.close()
+
+
+def is_copying(node: ClusterNode) -> bool:
+    status = node.status()
+    return status is not None and status.role == "copying"
+
+
+def test_damage_of_the_only_node_with_all_files_is_a_loss(last_complete: tuple[Cluster, LinkProxy]) -> None:
+    cluster, proxy = last_complete
+    first = cluster.nodes[0]
+    first.start()
+
+    def reports_loss() -> bool:
+        with contextlib.suppress(errors.MqcoreError):
+            findings = mqcore.admin.attention(first.admin, timeout=2.0).findings
+            return any("journal shard" in finding.subject for finding in findings)
+        return False
+
+    wait_until(reports_loss, limit=20, what="the loss among the findings")
+    proxy.release_copies()
+    cluster.wait_until_all_follow()
+    assert take(first, COUNT - 1) == [text for text in all_of(COUNT) if text != body(50)]
+
+
+def test_a_node_that_waits_to_compare_a_damaged_file_can_be_stopped(last_complete: tuple[Cluster, LinkProxy]) -> None:
+    cluster, _ = last_complete
+    first, second, _ = cluster.nodes
+    second.kill()
+    first.start()
+    wait_until(lambda: has_logged(first, "waiting for one, to compare it"), limit=20)
+    first.signal(signal.SIGTERM)
+    assert first.process is not None
+    assert first.process.wait(timeout=15) == 0
 
 
 # ---- Disks that are full ---------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 //! The comparison of a damaged file with the files of other members.
 //!
 //! Files of all members are the same after the same entry. A file that differs from another member's can get its bytes from
-//! there. If no other member has a different one, a copy would not help: the bytes were damaged before they were replicated.
+//! there. If no other member has a different one, a copy would not help: the bytes were damaged before they were replicated, or
+//! the other members have no files. They may wait for a copy of those of this one.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -33,7 +34,11 @@ struct ComparedFile {
     digest: Option<[u8; 32]>,
 }
 
-/// Compares a file of this member with that of the members at these addresses. Waits until one of them answers.
+/// The answer of a member that does not have all files.
+const INCOMPLETE: &[u8] = &[];
+
+/// Compares a file of this member with that of the members at these addresses. Waits until one of them has all files and answers,
+/// or all answer that they do not.
 pub(crate) async fn find_scope(
     name: &str,
     member: &Sender<Input>,
@@ -43,11 +48,16 @@ pub(crate) async fn find_scope(
     let begun = Instant::now();
     let mut is_told = false;
     loop {
-        let mut theirs = Vec::new();
+        let (mut theirs, mut incomplete) = (Vec::new(), 0);
         for address in others {
-            if let Ok(Ok(state)) = tokio::time::timeout(ANSWER_TIME, ask(address, name, credentials)).await {
-                theirs.push(state);
+            match tokio::time::timeout(ANSWER_TIME, ask(address, name, credentials)).await {
+                Ok(Ok(Some(state))) => theirs.push(state),
+                Ok(Ok(None)) => incomplete += 1,
+                Ok(Err(_)) | Err(_) => {}
             }
+        }
+        if incomplete == others.len() {
+            return DamageScope::AllMembers;
         }
         if theirs.is_empty() && !is_told {
             is_told = true;
@@ -57,7 +67,7 @@ pub(crate) async fn find_scope(
             );
         }
         match read_own(name, member).await {
-            Ok(own) => {
+            Ok(Some(own)) => {
                 if let Some(scope) = compare(own, &theirs, begun.elapsed() > PATIENCE) {
                     return scope;
                 }
@@ -67,6 +77,8 @@ pub(crate) async fn find_scope(
                 tracing::warn!(name, %error, "cannot read a file that is to be compared with other nodes");
                 return DamageScope::Local;
             }
+            // It gets a copy meanwhile.
+            Ok(None) => return DamageScope::Local,
             Err(_) => {}
         }
         tokio::time::sleep(PAUSE).await;
@@ -82,32 +94,40 @@ fn compare(own: ComparedFile, theirs: &[ComparedFile], is_late: bool) -> Option<
     (!comparable.is_empty()).then_some(DamageScope::AllMembers)
 }
 
-async fn ask(address: &str, name: &str, credentials: &MemberCredentials) -> io::Result<ComparedFile> {
+/// Asks a member for the state of its file. `None`: it does not have all files.
+async fn ask(address: &str, name: &str, credentials: &MemberCredentials) -> io::Result<Option<ComparedFile>> {
     let (mut stream, _) = credentials.connect(address, ConnectionKind::Compare).await?;
     write_frame(&mut stream, &[name.as_bytes()]).await?;
     let answer = read_frame(&mut stream).await?;
+    if *answer == *INCOMPLETE {
+        return Ok(None);
+    }
     let index = answer.first_chunk().ok_or_else(|| invalid("the state of a file is too short"))?;
     let digest = match answer.get(8..) {
         Some([]) => None,
         digest => Some(digest.and_then(|digest| digest.try_into().ok()).ok_or(io::ErrorKind::InvalidData)?),
     };
-    Ok(ComparedFile { index: u64::from_le_bytes(*index), digest })
+    Ok(Some(ComparedFile { index: u64::from_le_bytes(*index), digest }))
 }
 
 /// Answers [`ask`].
 pub(crate) async fn tell_state(stream: &mut Box<dyn MemberStream>, member: &Sender<Input>) -> io::Result<()> {
     let name = read_frame(stream).await?;
     let name = str::from_utf8(&name).ok().filter(|name| is_valid(name));
-    let state = read_own(name.ok_or_else(|| invalid("not a name of a file"))?, member).await?;
+    let name = name.ok_or_else(|| invalid("not a name of a file"))?;
+    let Some(state) = read_own(name, member).await? else {
+        return write_frame(stream, &[INCOMPLETE]).await;
+    };
     let digest = state.digest.as_ref().map_or(&[][..], |digest| digest);
     write_frame(stream, &[&state.index.to_le_bytes(), digest]).await
 }
 
-async fn read_own(name: &str, member: &Sender<Input>) -> io::Result<ComparedFile> {
+/// `None`: this member does not have all files.
+async fn read_own(name: &str, member: &Sender<Input>) -> io::Result<Option<ComparedFile>> {
     let (answer, opened) = oneshot::channel();
     let ended = || io::Error::from(io::ErrorKind::BrokenPipe);
     member.send(Input::OpenFile(name.to_owned(), answer)).map_err(|_| ended())?;
-    let opened = opened.await.map_err(|_| ended())??;
+    let Some(opened) = opened.await.map_err(|_| ended())?? else { return Ok(None) };
     let digest = match opened.file {
         Some(file) => {
             let reading = tokio::task::spawn_blocking(move || digest_of(file));
@@ -115,7 +135,7 @@ async fn read_own(name: &str, member: &Sender<Input>) -> io::Result<ComparedFile
         }
         None => None,
     };
-    Ok(ComparedFile { index: opened.index, digest })
+    Ok(Some(ComparedFile { index: opened.index, digest }))
 }
 
 fn digest_of(mut file: File) -> io::Result<[u8; 32]> {

@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 use crate::input::{Copied, Input};
 use crate::link::MemberStream;
 use crate::operation::is_valid;
-use crate::shared_files::OpenedFiles;
+use crate::shared_files::{OpenedFiles, remove_files};
 use crate::transport::{ConnectionKind, MemberCredentials, read_frame, write_frame};
 
 /// Bytes of a file in one frame.
@@ -69,7 +69,8 @@ pub(crate) async fn send_copy(
     write_frame(&mut stream, &[&[END], &applied.to_le_bytes()]).await
 }
 
-/// Gets a copy of the files of another member into `root`, and makes it durable.
+/// Gets a copy of the files of another member into `root`, and makes it durable. Removes the files of this member once the other
+/// one sends its own.
 ///
 /// # Errors
 /// The member cannot be reached or does not know everything, or a file cannot be written.
@@ -93,9 +94,11 @@ pub(crate) async fn receive_copy(
             file.sync_all()?;
         }
         match (*kind, &mut current) {
-            (BEGIN, None) => {
+            (BEGIN, None) if begun.is_none() => {
                 begun = Some(number(content)?);
                 total = number(content.get(8..).unwrap_or_default())?;
+                // Not before: a member that is not sure of its files sends none, and these may be the only ones.
+                remove_files(root)?;
             }
             (FILE, None) => {
                 let name = str::from_utf8(content).ok().filter(|name| is_valid(name));

@@ -101,8 +101,8 @@ pub(crate) enum Input {
     /// The sync of the files with this number has ended.
     Synced(u64, io::Result<()>),
     Status(oneshot::Sender<MemberStatus>),
-    /// A member compares a file of its own with that of others.
-    OpenFile(String, oneshot::Sender<io::Result<OpenedFile>>),
+    /// A member compares a file of its own with that of others. The answer is `None` if the files of this one are not complete.
+    OpenFile(String, oneshot::Sender<io::Result<Option<OpenedFile>>>),
     /// A file of this member is damaged.
     Damaged(FoundDamage),
     /// The file was compared with that of other members.

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Sender, sync_channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,9 @@ const ENTRY_BYTES: usize = 1 << 20;
 const WAITING_BYTES_MAX: usize = 64 << 20;
 /// How long a sync waits for a majority while the broker stops.
 const STOPPING_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Time after which a wait without a limit notices that the broker stops.
+const STOPPING_CHECK: Duration = Duration::from_millis(500);
 
 /// An entry to propose.
 #[derive(Debug)]
@@ -135,7 +138,7 @@ impl Replicator {
                     "no majority of the cluster answers; what was not confirmed may be lost",
                 ));
             }
-            let waited = self.changed.wait_timeout(pending, Duration::from_millis(500));
+            let waited = self.changed.wait_timeout(pending, STOPPING_CHECK);
             pending = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         Ok(())
@@ -176,7 +179,7 @@ impl Replicator {
     /// theirs is the same.
     ///
     /// # Errors
-    /// This member gets a copy: the broker must not change anything because of the damage.
+    /// This member gets a copy, or the broker stops: it must not change anything because of the damage.
     pub fn report_damage(&self, path: &Path, what: &str) -> io::Result<()> {
         let name = self.name_of(path)?;
         if self.lock().damaged_on_all.contains(&name) {
@@ -185,14 +188,24 @@ impl Replicator {
         let (answer, scope) = sync_channel(1);
         let damage = FoundDamage { name: name.clone(), what: what.to_owned(), answer: Some(answer) };
         let _ = self.member.send(Input::Damaged(damage));
-        match scope.recv() {
-            Ok(DamageScope::AllMembers) => {
-                self.lock().damaged_on_all.insert(name);
-                Ok(())
-            }
-            // Without an answer, the member has ended.
-            Ok(DamageScope::Local) | Err(_) => {
-                Err(io::Error::other(format!("{name} is damaged ({what}); other nodes have an intact one")))
+        loop {
+            match scope.recv_timeout(STOPPING_CHECK) {
+                Ok(DamageScope::AllMembers) => {
+                    self.lock().damaged_on_all.insert(name);
+                    return Ok(());
+                }
+                Err(RecvTimeoutError::Timeout) if !self.lock().is_stopping => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    return Err(io::Error::other(format!(
+                        "{name} is damaged ({what}), and the broker stops before other nodes have answered whether theirs is"
+                    )));
+                }
+                // Without an answer, the member has ended.
+                Ok(DamageScope::Local) | Err(RecvTimeoutError::Disconnected) => {
+                    return Err(io::Error::other(format!(
+                        "{name} is damaged ({what}); other nodes have an intact one"
+                    )));
+                }
             }
         }
     }

@@ -12,7 +12,6 @@ use crate::copying::receive_copy;
 use crate::input::{Copied, Input};
 use crate::member::compaction::Compaction;
 use crate::member::log::LogError;
-use crate::shared_files::remove_files;
 
 impl MemberThread {
     pub(super) fn begin_copy(&mut self, group: &mut Grouped) {
@@ -33,8 +32,7 @@ impl MemberThread {
         // Points before the copy are those of the old files.
         group.compaction = Compaction::default();
         self.copy_thread = Some(std::thread::spawn(move || {
-            let outcome = remove_files(&root)
-                .and_then(|()| runtime.block_on(receive_copy(&root, &address, &credentials)));
+            let outcome = runtime.block_on(receive_copy(&root, &address, &credentials));
             // The member has ended only if the process ends.
             let _ = inputs.send(Input::Copied(number, outcome));
         }));

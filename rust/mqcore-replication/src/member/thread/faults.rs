@@ -225,17 +225,22 @@ impl MemberThread {
 
     // ---- Damaged files ---------------------------------------------------------------------------------------------------
 
-    /// Opens a file between two entries, to compare it with those of others.
-    pub(super) fn open_file(&self, group: &Grouped, name: &str) -> io::Result<OpenedFile> {
+    /// Opens a file between two entries, to compare it with those of others. `None`: this member does not have all files.
+    pub(super) fn open_file(&self, group: &Grouped, name: &str) -> io::Result<Option<OpenedFile>> {
+        if let Copying::Repeats(complete) = group.copying {
+            return Err(io::Error::other(format!(
+                "the files of this node will be complete after entry {complete}"
+            )));
+        }
         if !group.is_complete() {
-            return Err(io::Error::other("the files of this node are not complete"));
+            return Ok(None);
         }
         let file = match File::open(self.parts.options.data_dir.join(name)) {
             Ok(file) => Some(file),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(error),
         };
-        Ok(OpenedFile { index: self.applier.applied(), file })
+        Ok(Some(OpenedFile { index: self.applier.applied(), file }))
     }
 
     /// Compares a damaged file with those of other members.
@@ -265,7 +270,7 @@ impl MemberThread {
         let FoundDamage { name, what, .. } = damage;
         match scope {
             DamageScope::AllMembers => {
-                tracing::error!(name, what, "a file is damaged in the same way on all nodes that answer");
+                tracing::error!(name, what, "a file is damaged, and no other node has a different one");
             }
             DamageScope::Local if group.copying == Copying::No => {
                 tracing::error!(
