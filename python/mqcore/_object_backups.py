@@ -145,10 +145,16 @@ def moments(url: str) -> Moments:
     objects = _core.ObjectFiles(url.rstrip("/"))
     backups = tuple(_time(name) for name in objects.names() if _NAME.fullmatch(name))
     numbers = objects.restore_points()
-    if not numbers:
-        return Moments(backups, 0, None, None, None)
-    (_, oldest, _), (_, newest, size) = (objects.restore_point(number) for number in (numbers[0], numbers[-1]))
-    return Moments(backups, len(numbers), _moment(oldest), _moment(newest), size)
+    while numbers:
+        try:
+            _, oldest, _ = objects.restore_point(numbers[0])
+        except errors.DataDirMissing:
+            # The broker has removed it meanwhile, as too old.
+            del numbers[0]
+            continue
+        _, newest, size = objects.restore_point(numbers[-1])
+        return Moments(backups, len(numbers), _moment(oldest), _moment(newest), size)
+    return Moments(backups, 0, None, None, None)
 
 
 def _split(url: str, now: datetime) -> tuple[str, str]:

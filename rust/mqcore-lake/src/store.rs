@@ -194,21 +194,28 @@ impl Store {
     /// # Errors
     /// [`LakeError::Store`].
     pub async fn read(&self, name: &str) -> Result<Bytes, LakeError> {
-        self.read_with_time(name).await.map(|(content, _)| content)
+        let path = self.path(name)?;
+        let read = async { self.objects.get(&path).await?.bytes().await };
+        read.await.map_err(LakeError::store("reading", name))
     }
 
-    /// Reads an object that must exist, and when it was stored, in Unix milliseconds by the clock of the store.
+    /// Reads an object, and when it was stored, in Unix milliseconds by the clock of the store. `None`: there is none of
+    /// this name.
     ///
     /// # Errors
     /// [`LakeError::Store`].
-    pub async fn read_with_time(&self, name: &str) -> Result<(Bytes, u64), LakeError> {
+    pub async fn get_with_time(&self, name: &str) -> Result<Option<(Bytes, u64)>, LakeError> {
         let path = self.path(name)?;
         let read = async {
             let found = self.objects.get(&path).await?;
             let stored_ms = u64::try_from(found.meta.last_modified.timestamp_millis()).unwrap_or_default();
             Ok((found.bytes().await?, stored_ms))
         };
-        read.await.map_err(LakeError::store("reading", name))
+        match read.await {
+            Ok(found) => Ok(Some(found)),
+            Err(Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(LakeError::store("reading", name)(error)),
+        }
     }
 
     /// Deletes objects. Names without an object are ignored.

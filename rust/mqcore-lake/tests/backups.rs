@@ -423,6 +423,24 @@ async fn times_ascend_although_the_clock_was_set_back() {
 }
 
 #[tokio::test]
+async fn restore_points_that_expire_during_a_search_count_as_too_old() {
+    let store = place(Unreliable::new());
+    let mut directory = Directory::new();
+    let mut writer = BackupWriter::new(store.clone());
+    for created_ms in 1..=5 {
+        directory.append(1, vec![2; 10]);
+        add(&mut writer, &directory, created_ms).await.expect("a healthy store");
+    }
+    let numbers = points::numbers(&store).await.expect("a healthy store");
+    writer.expire(4, 0).await.expect("a healthy store");
+    for (time_ms, number) in [(3, None), (4, Some(4)), (9, Some(5))] {
+        let found = points::find(&store, &numbers, time_ms).await.expect("a healthy store");
+        assert_eq!(found.map(|point| point.number), number, "{time_ms}");
+    }
+    assert!(points::get(&store, 1).await.expect("a healthy store").is_none());
+}
+
+#[tokio::test]
 async fn a_clock_that_was_ahead_removes_nothing_and_spoils_no_later_moment() {
     const DAY_MS: u64 = 24 * 60 * 60 * 1000;
     let store = place(Unreliable::new());

@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use mqcore_broker::model::command::Command;
-use mqcore_broker::model::effect::{Event, JobNotice};
+use mqcore_broker::model::effect::Event;
 use mqcore_broker::model::id::{ConnectionId, QueueAddress};
+use mqcore_broker::model::job_notice::JobNotice;
 use mqcore_broker::model::options::QueueChanges;
 use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::rejection::Rejection;

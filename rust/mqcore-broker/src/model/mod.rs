@@ -14,6 +14,7 @@ pub(crate) mod entry;
 pub mod filter;
 pub mod id;
 pub mod intake;
+pub mod job_notice;
 pub mod journal_entry;
 pub mod location;
 pub(crate) mod memory;

@@ -10,7 +10,8 @@ const SUFFIX: &str = ".json.zst";
 const AHEAD_MAX_MS: u64 = 5 * 60 * 1000;
 
 /// Returns the name of a restore point's object.
-pub(crate) fn name(number: u64) -> String {
+#[must_use]
+pub fn name(number: u64) -> String {
     format!("{DIRECTORY}{number:010}{SUFFIX}")
 }
 
@@ -26,18 +27,27 @@ pub async fn numbers(store: &Store) -> Result<Vec<u64>, LakeError> {
     Ok(numbers)
 }
 
-/// Reads a restore point. No moment is later than the upload of its restore point, so a time that is much later is that of
-/// a wrong clock, and the time of the upload replaces it.
+/// Reads a restore point; `None`: it has expired. No moment is later than the upload of its restore point, so a time that is
+/// much later is that of a wrong clock, and the time of the upload replaces it.
 ///
 /// # Errors
 /// [`LakeError::Store`] and [`LakeError::RestorePoint`].
-pub async fn read(store: &Store, number: u64) -> Result<RestorePoint, LakeError> {
-    let (content, stored_ms) = store.read_with_time(&name(number)).await?;
+pub async fn get(store: &Store, number: u64) -> Result<Option<RestorePoint>, LakeError> {
+    let Some((content, stored_ms)) = store.get_with_time(&name(number)).await? else { return Ok(None) };
     let mut point = RestorePoint::decode(number, &content)?;
     if point.created_ms > stored_ms.saturating_add(AHEAD_MAX_MS) {
         point.created_ms = stored_ms;
     }
-    Ok(point)
+    Ok(Some(point))
+}
+
+/// Reads a restore point as [`get`] does, which must exist.
+///
+/// # Errors
+/// [`LakeError::Store`] and [`LakeError::RestorePoint`].
+pub async fn read(store: &Store, number: u64) -> Result<RestorePoint, LakeError> {
+    let expired = || LakeError::RestorePoint { number, why: "it has expired meanwhile".to_owned() };
+    get(store, number).await?.ok_or_else(expired)
 }
 
 /// Reads the newest restore point; `None`: there is none.
@@ -61,12 +71,13 @@ pub async fn find(store: &Store, numbers: &[u64], time_ms: u64) -> Result<Option
     let mut found = None;
     while low < high {
         let middle = low + (high - low) / 2;
-        let point = read(store, numbers[middle]).await?;
-        if point.created_ms <= time_ms {
-            found = Some(point);
-            low = middle + 1;
-        } else {
-            high = middle;
+        match get(store, numbers[middle]).await? {
+            Some(point) if point.created_ms > time_ms => high = middle,
+            // The oldest ones expire first.
+            point => {
+                found = point;
+                low = middle + 1;
+            }
         }
     }
     Ok(found)

@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use mqcore_broker::model::effect::JobNotice;
+use mqcore_broker::model::job_notice::JobNotice;
 use mqcore_session::jobs::{JOB_ID_BYTES_MAX, JobEnd, LedgerRequest};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

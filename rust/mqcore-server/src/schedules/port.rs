@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use mqcore_broker::model::effect::{Event, JobNotice};
+use mqcore_broker::model::effect::Event;
 use mqcore_broker::model::id::{ConnectionId, QueueAddress};
+use mqcore_broker::model::job_notice::JobNotice;
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_scheduler::scheduler::EntryId;
 use mqcore_session::jobs::{EndedJob, JobBoard, JobLedger, LedgerRequest};

@@ -97,9 +97,10 @@ impl ObjectFiles {
     /// Reads a restore point.
     ///
     /// # Errors
-    /// [`TransferError::Store`].
+    /// [`TransferError::Missing`]: it has expired. [`TransferError::Store`].
     pub fn restore_point(&self, number: u64) -> Result<RestorePoint, TransferError> {
-        Ok(self.runtime.block_on(points::read(&self.store, number))?)
+        let missing = || TransferError::Missing(self.store.location(&points::name(number)));
+        self.runtime.block_on(points::get(&self.store, number))?.ok_or_else(missing)
     }
 
     /// Finds the newest of some restore points whose moment is `time_ms`, in Unix milliseconds, or before.

@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mqcore_broker::model::command::{Command, Request};
-use mqcore_broker::model::effect::{Event, JobNotice};
+use mqcore_broker::model::effect::Event;
 use mqcore_broker::model::id::{ConnectionId, QueueAddress, RequestId};
+use mqcore_broker::model::job_notice::JobNotice;
 use mqcore_broker::model::message::{Message, Properties};
 use mqcore_broker::model::transfer::{MOVED_AT_ONCE_MAX, MoveMessages, MoveTarget};
 use mqcore_session::jobs::{EndReceiver, EndedJob, JobBoard, JobEnd, JobLedger, LedgerRequest};

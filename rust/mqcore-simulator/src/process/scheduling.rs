@@ -1,7 +1,8 @@
 //! The steps of the thread that runs schedules.
 
-use mqcore_broker::model::effect::{Event, JobNotice};
+use mqcore_broker::model::effect::Event;
 use mqcore_broker::model::id::{ConnectionId, QueueAddress};
+use mqcore_broker::model::job_notice::JobNotice;
 use mqcore_journal::options::Options;
 use mqcore_journal::storage::MemoryStorage;
 

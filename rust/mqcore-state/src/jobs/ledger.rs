@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use mqcore_broker::model::effect::JobNotice;
 use mqcore_broker::model::id::{ConnectionId, QueueAddress};
+use mqcore_broker::model::job_notice::JobNotice;
 use mqcore_broker::model::message::{Message, Properties};
 use mqcore_session::jobs::{
     EndReceiver, EndedJob, Flow, JobBoard, JobEnd, LedgerRequest, cancelled_result, failed_answer,

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use mqcore_broker::model::effect::JobNotice;
 use mqcore_broker::model::id::{ConnectionId, QueueAddress};
+use mqcore_broker::model::job_notice::JobNotice;
 use mqcore_broker::model::message::{Message, Properties};
 use mqcore_session::jobs::{
     Cancellation, EndReceiver, EndedJob, Flow, FlowStep, JobBoard, JobEnd, LedgerRequest,

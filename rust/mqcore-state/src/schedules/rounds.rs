@@ -7,8 +7,9 @@
 
 use hashbrown::HashMap;
 use mqcore_broker::model::command::Command;
-use mqcore_broker::model::effect::{Event, JobNotice};
+use mqcore_broker::model::effect::Event;
 use mqcore_broker::model::id::{ConnectionId, QueueAddress};
+use mqcore_broker::model::job_notice::JobNotice;
 use mqcore_broker::model::rejection::Rejection;
 use mqcore_journal::error::JournalError;
 use mqcore_journal::storage::Storage;

@@ -1,8 +1,9 @@
 //! Tests of rounds and of single steps. `crashes` tests them together, with disks and shards.
 
 use mqcore_broker::model::command::Command;
-use mqcore_broker::model::effect::{Event, JobNotice};
+use mqcore_broker::model::effect::Event;
 use mqcore_broker::model::id::{ConnectionId, QueueAddress};
+use mqcore_broker::model::job_notice::JobNotice;
 use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_journal::options::Options;

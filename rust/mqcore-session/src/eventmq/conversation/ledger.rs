@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use mqcore_broker::model::command::{Command, Request};
-use mqcore_broker::model::effect::{JobNotice, Reply};
+use mqcore_broker::model::effect::Reply;
 use mqcore_broker::model::id::QueueAddress;
+use mqcore_broker::model::job_notice::JobNotice;
 use mqcore_broker::model::message::Message;
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::time::Timestamp;

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use mqcore_broker::model::command::{Command, PassedOn, Request};
-use mqcore_broker::model::effect::JobNotice;
 use mqcore_broker::model::id::{ConnectionId, RequestId};
 use mqcore_broker::model::intake::Ticket;
+use mqcore_broker::model::job_notice::JobNotice;
 use mqcore_broker::model::options::QueueChanges;
 use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::transfer::{MOVED_AT_ONCE_MAX, MoveMessages, MoveTarget};
