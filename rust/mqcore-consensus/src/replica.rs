@@ -408,12 +408,10 @@ impl<L: ReplicatedLog> Replica<L> {
         self.complete.as_ref().is_none_or(|complete| complete.contains(&id))
     }
 
-    /// Hands leadership to the best voter, for example before the node stops. Does nothing on other replicas, and while
-    /// leadership moves already. To be called again until another replica leads: one that does not answer cannot take over.
+    /// Hands leadership to the best voter, for example before the node stops. Does nothing on other replicas. To be called with
+    /// each tick until another replica leads: the best voter is another one when the first does not answer.
     pub fn resign(&mut self) {
-        if self.node.raft.lead_transferee.is_none() {
-            self.hand_over(|_| true);
-        }
+        self.hand_over(|_| true);
     }
 
     /// Hands leadership to the best eligible voter, if there is one. Does nothing on other replicas.
@@ -543,7 +541,7 @@ impl<L: ReplicatedLog> Replica<L> {
     /// A leader commits with the disks of others, so that no other replica would notice that its own one hangs.
     fn leave_if_disk_is_slow(&mut self) {
         let is_slow = self.unpersisted.front().is_some_and(|first| first.age > self.options.sync_ticks);
-        if is_slow {
+        if is_slow && self.node.raft.lead_transferee.is_none() {
             self.resign();
         }
     }

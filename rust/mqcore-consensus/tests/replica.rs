@@ -114,6 +114,19 @@ fn resigning_leader_prefers_a_replica_whose_state_is_complete() {
 }
 
 #[test]
+fn resigning_leader_turns_to_another_replica_if_the_first_does_not_answer() {
+    let mut group = Group::new(3);
+    group.elect(0);
+    group.cut = vec![2];
+    // More than one check of the quorum, after each of which nothing is known about others.
+    for _ in 0..40 {
+        group.replicas[0].resign();
+        group.tick();
+    }
+    assert_eq!(group.leader(), Some(1));
+}
+
+#[test]
 fn replica_gets_its_vote_when_its_state_is_complete() {
     let mut group = Group::new(1);
     group.elect(0);

@@ -2,6 +2,7 @@
 
 mod copies;
 mod faults;
+mod leading;
 mod membership;
 mod view;
 
@@ -26,7 +27,7 @@ use tokio::sync::watch;
 use super::compaction::Compaction;
 use super::founding::{Founding, decide};
 use super::log::{LogError, MemberLog};
-use super::{MemberError, MemberOptions, RestartCommand, Shared};
+use super::{MemberError, MemberOptions, Shared};
 use crate::applier::{Applier, ApplyError};
 use crate::identity::{MemberIdentity, MemberIdentityError};
 use crate::input::{Input, MemberGreeting};
@@ -526,41 +527,6 @@ impl MemberThread {
         Ok(())
     }
 
-    // ---- Leadership ----------------------------------------------------------------------------------------------------
-
-    fn look_after_leadership(&self, group: &mut Grouped) {
-        let (role, term) = (group.replica.role(), group.replica.term());
-        let leads = role == ReplicaRole::Leader;
-        match group.led {
-            Some(led) if !leads || led != term => {
-                self.lose_leadership("this node does not lead the cluster any more");
-                group.led = None;
-            }
-            // All entries of earlier leaders are carried out once one of this term is.
-            None if leads && group.applied_term == term && group.is_complete() => group.led = Some(term),
-            _ => {}
-        }
-    }
-
-    /// The broker of this process must not continue.
-    fn lose_leadership(&self, why: &str) {
-        if !self.parts.shared.is_taken() {
-            return;
-        }
-        if self.parts.shared.is_stopping() {
-            // A restart would forget the signal that ended the process.
-            tracing::warn!(
-                why,
-                "the broker was about to stop; the process ends without the rest of its work"
-            );
-            (self.parts.options.before_end)();
-            std::process::exit(0);
-        }
-        tracing::warn!(why, "the process restarts and follows the new leader");
-        (self.parts.options.before_end)();
-        restart(&self.parts.options.restart);
-    }
-
     fn each_tick(&mut self, group: &mut Grouped) -> Result<(), Failure> {
         let complete = self.complete(group);
         group.replica.set_complete(complete);
@@ -607,16 +573,4 @@ impl Grouped {
 fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("the thread of the node panicked")
-}
-
-/// Continues with a new process in place of this one: no thread of the broker can do anything any more.
-fn restart(wanted: &RestartCommand) -> ! {
-    #[cfg(unix)]
-    if let Some((program, arguments)) = wanted.command.split_first() {
-        use std::os::unix::process::CommandExt;
-        let mut command = std::process::Command::new(program);
-        let error = command.args(arguments).envs(&wanted.environment).exec();
-        tracing::error!(%error, "cannot restart the process");
-    }
-    std::process::abort()
 }
