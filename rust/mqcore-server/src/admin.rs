@@ -290,7 +290,17 @@ async fn guard(
     let authorization = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let wanted = PageRequest { authorization, page, changes: !reads };
     match admit_request(&admin.hub, address, peer, wanted).await {
-        Ok(identity) => run(&admin.hub, identity, request, next).await,
+        Ok(identity) => {
+            let mut request = request;
+            if let Some(identity) = &identity {
+                request.extensions_mut().insert(Arc::clone(identity));
+            }
+            if reads {
+                let response = next.run(request).await;
+                return response.map(|body| Body::new(PermittedBody::new(body, admin.hub, identity)));
+            }
+            change(&admin.hub, identity, request, next).await
+        }
         Err(Denial::Forbidden) => error(
             StatusCode::FORBIDDEN,
             "forbidden",
@@ -312,31 +322,19 @@ async fn guard(
     }
 }
 
-/// Runs a request of a caller who may send it, as long as that is so.
-async fn run(hub: &Arc<Hub>, identity: Option<Arc<Identity>>, request: Request, next: Next) -> Response {
-    let reads = matches!(*request.method(), Method::GET | Method::HEAD);
-    let mut request = match reads {
-        true => request,
-        false => match with_body(request).await {
-            Ok(request) => request,
-            Err(refusal) => return refusal,
-        },
+/// Runs a request that changes something, unless its caller has lost the permission since its head. The response is not
+/// checked again: a caller may revoke its own token, and needs the answer.
+async fn change(hub: &Hub, identity: Option<Arc<Identity>>, request: Request, next: Next) -> Response {
+    let request = match with_body(request).await {
+        Ok(request) => request,
+        Err(refusal) => return refusal,
     };
-    // The body may have come long after the head.
-    if !reads && !hub.authority.still_admits(identity.as_deref(), hub.clock.expiry_ms()) {
+    if !hub.authority.still_admits(identity.as_deref(), hub.clock.expiry_ms()) {
         let message = StoreError::CallerRevoked.to_string();
         let response = error(StatusCode::UNAUTHORIZED, "unauthorized", &message);
         return ([(header::WWW_AUTHENTICATE, "Bearer")], response).into_response();
     }
-    if let Some(identity) = &identity {
-        request.extensions_mut().insert(Arc::clone(identity));
-    }
-    let response = next.run(request).await;
-    match reads {
-        true => response.map(|body| Body::new(PermittedBody::new(body, Arc::clone(hub), identity))),
-        // A caller may revoke its own token, and needs the answer.
-        false => response,
-    }
+    next.run(request).await
 }
 
 fn how_to_get_a_token(hub: &Hub) -> String {

@@ -318,7 +318,7 @@ impl BackupWriter {
     ///
     /// # Errors
     /// [`LakeError::Store`] and [`LakeError::RestorePoint`]. A later call removes the rest.
-    pub async fn expire(&mut self, now_ms: u64, keep_ms: u64) -> Result<Expired, LakeError> {
+    pub async fn expire(&self, now_ms: u64, keep_ms: u64) -> Result<Expired, LakeError> {
         let mut objects = upload::objects(&self.store).await?;
         let numbers = points::numbers(&self.store).await?;
         let Some(&newest) = numbers.last() else { return Ok(Expired::default()) };

@@ -167,7 +167,7 @@ impl EventmqSession {
         }
     }
 
-    /// Notes the progress that a worker publishes.
+    /// The progress that a worker reports with a message to this topic. `None`: it is another topic, or the report is too large.
     pub(super) fn progress_in(&self, topic: &[u8], report: &[u8]) -> Option<ProgressReport> {
         let job = topic.strip_prefix(PROGRESS).filter(|_| report.len() <= PROGRESS_BYTES_MAX)?;
         self.exchange.jobs().map(|_| ProgressReport { job: job.into(), report: report.into() })
