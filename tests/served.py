@@ -134,6 +134,10 @@ def started(
             reader.join()
             pytest.fail(f"{' '.join(command)} did not become ready: {''.join(lines)}")
         yield process, json.loads(line), lines
+    except BaseException:
+        # The program often knows why a test waited in vain.
+        sys.stderr.writelines(["It printed:\n", *lines])
+        raise
     finally:
         guard.cancel()
         if process.poll() is None:

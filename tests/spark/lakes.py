@@ -15,7 +15,7 @@ from mqcore.spark.plan import Plan
 from object_stores import BUCKET, CREDENTIALS, ObjectStore
 from served import ServedBroker, serving, wait_until
 
-ARCHIVED = 100.0
+ARCHIVED = 300.0
 """Seconds until history is archived: the thread has a low priority and is slow while others use all processors."""
 
 

@@ -11,6 +11,7 @@
 //! another process has taken over.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io::ErrorKind;
 use std::sync::Arc;
 
 use iceberg::spec::DataFile;
@@ -231,7 +232,8 @@ impl Lake {
         size
     }
 
-    /// Archives some megabytes of notes of each shard, and returns one summary for each input.
+    /// Archives some megabytes of notes of each shard, and returns one summary for each input. It leaves out a shard whose
+    /// inventory names a segment that does not exist any more.
     ///
     /// # Errors
     /// [`LakeError`]; open the archive again after an error. [`ArchiveError::Interrupted`] once `stop` returns true.
@@ -256,7 +258,13 @@ impl Lake {
                 return Err(LakeError::Ahead { url, shard, archived: furthest });
             }
             let mut summary = RunSummary { archived: from, ..RunSummary::default() };
-            if let Some(notes) = RoundNotes::read(shard, input.journal, input.inventory, from, &go_on)? {
+            let notes = match RoundNotes::read(shard, input.journal, input.inventory, from, &go_on) {
+                // Housekeeping has removed a segment. The inventory without it has arrived, or will. Those of other
+                // shards are offered only once, and are archived now.
+                Err(ArchiveError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => None,
+                notes => notes?,
+            };
+            if let Some(notes) = notes {
                 let (mut rows, mut names) = (Collected::new(), QueueNames::default());
                 let taken = notes.each_step(shard, from, &go_on, &mut |place, step| {
                     let partition = Partition::of(names.shared(step.queue), step.time.0);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use mqcore_archive::reading::source::ArchiveSource as _;
+use mqcore_journal::storage::Storage as _;
 use mqcore_lake::error::LakeError;
 use mqcore_lake::lake::{Lake, LakeOptions, ShardInput};
 use mqcore_lake::reading::LakeArchive;
@@ -45,6 +46,35 @@ async fn notes_are_in_the_table_once_after_any_number_of_rounds_and_openings() {
         }
     }
     assert_eq!(read(&store).await, source.written);
+}
+
+#[tokio::test]
+async fn a_removed_segment_of_one_shard_delays_no_other() {
+    let store = place(Unreliable::new());
+    let journals = LakeOptions { journals: vec![77, 78], ..LakeOptions::default() };
+    let mut lake = Lake::open(store.clone(), journals, None, now_ms()).await.expect("a healthy store");
+    let [mut shortened, mut other] = [77, 78].map(Source::new);
+    for source in [&mut shortened, &mut other] {
+        source.note(DAY_MS);
+        source.seal();
+    }
+    let [old, inventory] = [&shortened, &other].map(|source| source.journal.sealed_notes());
+    for name in shortened.disk.list().expect("a healthy disk") {
+        shortened.disk.remove(&name).expect("a healthy disk");
+    }
+    let inputs = [
+        ShardInput { shard: 0, journal: &shortened.disk, inventory: &old, start: 0 },
+        ShardInput { shard: 1, journal: &other.disk, inventory: &inventory, start: 0 },
+    ];
+    let rounds = lake.round(&inputs, now_ms(), &|| false).await.expect("a healthy store");
+    assert_eq!(
+        (rounds[0].rows, rounds[0].archived, rounds[0].missing),
+        (0, 0, 0),
+        "it waits for the next inventory"
+    );
+    assert_eq!(rounds[1].archived, inventory.next);
+    let found = tokio::task::spawn_blocking(move || notes(&store, 1)).await.expect("no panic");
+    assert_eq!(found, other.written);
 }
 
 #[tokio::test]

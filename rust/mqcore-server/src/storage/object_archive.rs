@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
-use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -109,16 +108,7 @@ impl ObjectArchive {
                 })
                 .collect();
             lake.round(&inputs, now_ms, &stop).await
-        });
-        let rounds = match rounds {
-            Err(LakeError::Archive(ArchiveError::Io { source, .. }))
-                if source.kind() == io::ErrorKind::NotFound =>
-            {
-                // Housekeeping has removed the segment. The inventory without it has arrived, or will.
-                return Ok(Vec::new());
-            }
-            rounds => rounds?,
-        };
+        })?;
         let mut archived = Vec::new();
         for ((shard, ..), round) in journals.iter().zip(rounds) {
             match round.more {
