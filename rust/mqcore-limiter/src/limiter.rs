@@ -158,6 +158,8 @@ impl Limiter {
         self.counted(&mut shard, |shard| step(shard, hashed))
     }
 
+    /// Runs one step on a shard, and updates the totals of the store. Steps must not contain each other: what the inner one
+    /// changes would count twice.
     #[inline]
     pub(crate) fn counted<T>(&self, shard: &mut Shard, step: impl FnOnce(&mut Shard) -> T) -> T {
         let before = shard.totals;
@@ -361,10 +363,12 @@ impl Limiter {
         made: impl Into<Creation<'a>>,
         now: Nanos,
     ) -> Result<LimitDecision, RuleError> {
-        let made = made.into();
-        self.with(key, |shard, key| self.consume_in(shard, key, rule, mode, made, now))
+        let hashed = self.hashed(key);
+        let mut shard = self.lock(shard_of(hashed.hash));
+        self.consume_in(&mut shard, hashed, rule, mode, made.into(), now)
     }
 
+    /// Applies a rule in several steps, because making room is a step of its own.
     #[inline]
     pub(crate) fn consume_in(
         &self,
@@ -375,7 +379,7 @@ impl Limiter {
         made: Creation<'_>,
         now: Nanos,
     ) -> Result<LimitDecision, RuleError> {
-        let pending = shard.judge(key, rule, mode, now)?;
+        let pending = self.counted(shard, |shard| shard.judge(key, rule, mode, now))?;
         if pending.may_create() {
             shard.disown_expired(&pending);
             if !self.take_place(made.owner) {
@@ -385,7 +389,7 @@ impl Limiter {
         if pending.after.is_some() && pending.place.or(pending.expired).is_none() {
             self.make_room(shard, 1, entry_bytes(key.key), &[], now);
         }
-        self.apply_in(shard, key, rule, &pending, made, now);
+        self.counted(shard, |shard| self.apply_in(shard, key, rule, &pending, made, now));
         Ok(pending.verdict)
     }
 

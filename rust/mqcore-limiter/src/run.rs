@@ -37,35 +37,41 @@ impl<'a> StepRun<'a> {
         self.store
     }
 
+    /// The shard of a key, whose lock this run holds.
     #[inline]
-    fn step<T>(&mut self, key: &[u8], step: impl FnOnce(&Limiter, &mut Shard, HashedKey<'_>) -> T) -> T {
+    fn shard(&mut self, hash: u64) -> &mut Shard {
         let store = self.store;
-        let hashed = store.hashed(key);
-        let number = shard_of(hashed.hash);
+        let number = shard_of(hash);
         if self.steps >= RUN_STEPS_MAX || self.held.as_ref().is_some_and(|(held, _)| *held != number) {
             self.store();
         }
         self.steps += 1;
-        let (_, shard) = self.held.get_or_insert_with(|| (number, store.lock(number)));
-        store.counted(shard, |shard| step(store, shard, hashed))
+        &mut self.held.get_or_insert_with(|| (number, store.lock(number))).1
+    }
+
+    #[inline]
+    fn step<T>(&mut self, key: &[u8], step: impl FnOnce(&mut Shard, HashedKey<'_>) -> T) -> T {
+        let store = self.store;
+        let hashed = store.hashed(key);
+        store.counted(self.shard(hashed.hash), |shard| step(shard, hashed))
     }
 
     /// The same as [`Limiter::query`].
     #[inline]
     #[must_use]
     pub fn query(&mut self, key: &[u8], now: Nanos) -> Option<CounterView> {
-        self.step(key, |_, shard, key| shard.query(key, now))
+        self.step(key, |shard, key| shard.query(key, now))
     }
 
     /// The same as [`Limiter::adjust_quota`].
     #[inline]
     pub fn adjust_quota(&mut self, key: &[u8], adjust: Adjust, by: u64, now: Nanos) -> bool {
-        self.step(key, |_, shard, key| shard.adjust_quota(key, adjust, by, now))
+        self.step(key, |shard, key| shard.adjust_quota(key, adjust, by, now))
     }
 
     /// The same as [`Limiter::adjust_ttl`].
     pub fn adjust_ttl(&mut self, key: &[u8], adjust: Adjust, by: u64, now: Nanos) -> bool {
-        self.step(key, |_, shard, key| shard.adjust_ttl(key, adjust, by, now))
+        self.step(key, |shard, key| shard.adjust_ttl(key, adjust, by, now))
     }
 
     /// The same as [`Limiter::consume`].
@@ -81,7 +87,8 @@ impl<'a> StepRun<'a> {
         made: impl Into<Creation<'b>>,
         now: Nanos,
     ) -> Result<LimitDecision, RuleError> {
-        let made = made.into();
-        self.step(key, |store, shard, key| store.consume_in(shard, key, rule, mode, made, now))
+        let store = self.store;
+        let hashed = store.hashed(key);
+        store.consume_in(self.shard(hashed.hash), hashed, rule, mode, made.into(), now)
     }
 }
