@@ -211,6 +211,28 @@ fn a_consumer_that_works_in_order_has_the_whole_timeout_for_each_message() {
 }
 
 #[test]
+fn a_queue_that_stops_requesting_acknowledgements_waits_for_those_it_delivered() {
+    let (mut world, producer, one, _) = workers();
+    let requests = |wanted| QueueChanges {
+        request_acknowledge: Some(wanted),
+        acknowledge_timeout: Some(Duration::from_secs(5)),
+        ..QueueChanges::default()
+    };
+    world.update(&producer, Q, requests(true));
+    world.consume(&one, 1, Terms { in_order: true, ..window(4) });
+    for id in ["a", "b"] {
+        world.publish(&producer, Q, id);
+    }
+    world.settle(&one, 1, "a", None);
+    world.update(&producer, Q, requests(false));
+    world.tagged();
+    world.advance(Duration::from_secs(6));
+    assert!(world.tagged().is_empty(), "the deadline is gone, as for new deliveries");
+    world.settle(&one, 1, "b", None);
+    assert_eq!(world.information(Q).unsettled, 0);
+}
+
+#[test]
 fn a_consumer_that_works_on_a_message_keeps_those_behind_it() {
     let (mut world, producer, one, _) = workers();
     let terms = Terms { timeout: Some(Duration::from_secs(5)), in_order: true, ..window(4) };

@@ -301,11 +301,9 @@ impl Deliveries {
         &self.deliveries[key].consumer
     }
 
-    /// Gives a delivery that has a deadline a later one.
+    /// Gives a delivery that has a deadline a later one, or none: [`Timestamp::NEVER`].
     pub(crate) fn extend(&mut self, key: usize, deadline: Timestamp) {
-        if deadline < Timestamp::NEVER {
-            self.extended.insert(self.deliveries[key].serial, deadline);
-        }
+        self.extended.insert(self.deliveries[key].serial, deadline);
     }
 
     /// Notes that a consumer has settled a delivery.
@@ -380,7 +378,10 @@ impl Deliveries {
             let (_, key, serial) = *self.deadlines.front().filter(|(deadline, ..)| *deadline <= now)?;
             let Some(extended) = self.extended.remove(&serial) else { return Some(key) };
             self.deadlines.pop_front();
-            self.schedule(extended, key, serial);
+            // The queue may have stopped requesting acknowledgements since it delivered.
+            if extended < Timestamp::NEVER {
+                self.schedule(extended, key, serial);
+            }
         }
     }
 
