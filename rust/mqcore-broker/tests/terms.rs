@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqcore_broker::model::client::Client;
-use mqcore_broker::model::command::{Clear, Command};
+use mqcore_broker::model::command::{Clear, Command, Retry};
 use mqcore_broker::model::decision::Step;
 use mqcore_broker::model::effect::PullOutcome;
 use mqcore_broker::model::message::{Message, Properties};
@@ -237,6 +237,29 @@ fn message_whose_delay_ended_while_the_broker_was_down_is_delivered_at_once() {
     let a = again.client("a");
     again.join(&a, "ch").unwrap();
     assert_eq!(again.delivered(), ["a:1"]);
+}
+
+#[test]
+fn saved_body_of_a_message_that_waits_long_for_its_next_attempt_leaves_memory() {
+    let (mut w, mut disk) = durable();
+    let (p, a) = (w.client("p"), w.client("a"));
+    let options = QueueChanges { request_acknowledge: Some(true), ..saving(Status::Push) };
+    create(&mut w, &mut disk, &p, "ch/1", options);
+    w.join(&a, "ch").unwrap();
+    for id in ["1", "2", "3"] {
+        publish(&mut w, &p, "ch/1", id, &[]);
+        disk.commit(&mut w);
+        assert_eq!(w.delivered(), [format!("a:{id}")]);
+        let until = w.now.after(60 * SECOND);
+        w.nack_until(&a, "ch/1", id, Retry::NotBefore(until));
+    }
+    assert_eq!(w.broker.stats(w.now).bodies.evicted, 3);
+    assert_eq!(w.information("ch/1").memory_bytes, 0);
+    for (sequence, message) in disk.messages() {
+        w.journal.insert(sequence, message);
+    }
+    w.advance(60 * SECOND);
+    assert_eq!(w.delivered().len(), 3, "they come back with their bodies");
 }
 
 #[test]

@@ -139,8 +139,8 @@ impl Queue {
         enough
     }
 
-    /// Pages out a message that its producer delays, if it is saved and the delay is long: there may be
-    /// many of them.
+    /// Pages out a message that is not delivered before `until`, if it is saved and the delay is long: there may be many
+    /// of them.
     pub(crate) fn page_out_delayed(
         &mut self,
         entry: Entry,
@@ -148,7 +148,7 @@ impl Queue {
         context: &mut Context<'_>,
     ) -> Unlisted {
         let is_long = until.since(context.now) > KEPT_DELAY;
-        if !is_long || !entry.saved || !context.state.commits.is_committed(entry.sequence) {
+        if !is_long || !entry.is_recorded() || !context.state.commits.is_committed(entry.sequence) {
             return Unlisted::InMemory(entry);
         }
         let Entry { message, deadline, attempts, requeues, sequence, answered, number, .. } = entry;

@@ -10,7 +10,6 @@ use crate::queue::Queue;
 use crate::queue::delayed::Awaits;
 use crate::queue::delivery::Delivery;
 use crate::queue::members::ConsumerKey;
-use crate::queue::ready::Unlisted;
 
 impl Queue {
     /// A consumer needs more time for a delivery: its timeout starts again. No effect if the consumer does not
@@ -77,7 +76,8 @@ impl Queue {
             // Not recorded: after a crash, it has its old position and is postponed again.
             let level = entry.level();
             let awaits = Awaits::Attempt(PutBack::Start);
-            return self.delay(Unlisted::InMemory(entry), level, not_before, awaits, context);
+            let taken = self.page_out_delayed(entry, not_before, context);
+            return self.delay(taken, level, not_before, awaits, context);
         }
         self.put_back(entry, PutBack::Start, context.now, context);
     }

@@ -171,13 +171,8 @@ impl Queue {
         }
         if not_before > context.now && self.metadata.options.status != Status::Cache {
             let level = entry.level();
-            return self.delay(
-                Unlisted::InMemory(entry),
-                level,
-                not_before,
-                Awaits::Attempt(position),
-                context,
-            );
+            let taken = self.page_out_delayed(entry, not_before, context);
+            return self.delay(taken, level, not_before, Awaits::Attempt(position), context);
         }
         self.keep(entry, position, context);
     }
