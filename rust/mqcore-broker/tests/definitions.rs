@@ -40,12 +40,21 @@ fn definitions_come_back_as_they_were() {
     let name = ChannelName::new("Orders/EU").expect("a good name");
     let read = decode_definition(&channel_key(&name), &encode_channel(&name, &options));
     assert_eq!(read, Ok(Definition::Channel(name.clone(), Box::new(options))));
-    for above in [vec![], vec![9, 12]] {
+    for above in [vec![], vec![9, 12], vec![9, 10, 11, 13, u64::MAX - 1, u64::MAX]] {
         let progress = intake::IntakeProgress { epoch: 3, through: 7, above: above.into_iter().collect() };
         let read = decode_definition(&intake_key("n"), &encode_intake("n", &progress));
         assert_eq!(read, Ok(Definition::Intake("n".into(), progress)));
     }
-    assert!(decode_definition(&intake_key("n"), b"1\nname=n\nepoch=1\n").is_err());
+    let waiting = intake::IntakeProgress { epoch: 3, through: 7, above: (9..100_000).collect() };
+    assert!(encode_intake("n", &waiting).len() < 100, "one message that waits costs little");
+    let listed = decode_definition(&intake_key("n"), b"1\nname=n\nepoch=3\nthrough=7\nabove=9,12\n");
+    let progress = intake::IntakeProgress { epoch: 3, through: 7, above: [9, 12].into() };
+    assert_eq!(listed, Ok(Definition::Intake("n".into(), progress)), "as earlier versions wrote it");
+    for broken in ["", "ranges=9\n", "ranges=9-8\n", "ranges=0-18446744073709551615\n", "above=9,x\n"] {
+        let text =
+            format!("1\nname=n\nepoch=1\n{}{broken}", if broken.is_empty() { "" } else { "through=7\n" });
+        assert!(decode_definition(&intake_key("n"), text.as_bytes()).is_err(), "{broken}");
+    }
     let address = QueueAddress { channel: name, id: 0 };
     let read = decode_definition(&queue_key(&address), &encode_queue(&address, &queue));
     assert_eq!(read, Ok(Definition::Queue(address, Box::new(queue))));

@@ -1,5 +1,6 @@
 //! Definitions in the journal: channels, queues, routers, bindings to topics, and counters that survive a restart.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -210,8 +211,10 @@ pub fn encode_intake(node: &str, progress: &intake::IntakeProgress) -> Vec<u8> {
     line(&mut text, "epoch", progress.epoch);
     line(&mut text, "through", progress.through);
     if !progress.above.is_empty() {
-        let above: Vec<_> = progress.above.iter().map(u64::to_string).collect();
-        line(&mut text, "above", above.join(","));
+        // While one message waits, thousands after it are done, and each of them changes this record.
+        let ranges: Vec<_> =
+            intake::ranges(&progress.above).map(|(first, last)| format!("{first}-{last}")).collect();
+        line(&mut text, "ranges", ranges.join(","));
     }
     text.into_bytes()
 }
@@ -251,13 +254,24 @@ fn read_router(name: &str, pairs: &[(&str, &str)]) -> Option<RouterDefinition> {
 
 fn read_intake(pairs: &[(&str, &str)]) -> Option<intake::IntakeProgress> {
     let value = |key: &str| pairs.iter().find(|(name, _)| *name == key).map(|(_, value)| *value);
-    let above = value("above").map_or(Some(Default::default()), |numbers| {
-        numbers.split(',').map(|number| number.parse().ok()).collect()
-    });
+    // Earlier versions list the numbers.
+    let mut above: BTreeSet<u64> = value("above")
+        .into_iter()
+        .flat_map(|numbers| numbers.split(','))
+        .map(|number| number.parse().ok())
+        .collect::<Option<_>>()?;
+    for range in value("ranges").into_iter().flat_map(|ranges| ranges.split(',')) {
+        let (first, last): (u64, u64) =
+            range.split_once('-').map(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)))??;
+        if last.checked_sub(first)? >= intake::ABOVE_MAX {
+            return None;
+        }
+        above.extend(first..=last);
+    }
     Some(intake::IntakeProgress {
         epoch: value("epoch")?.parse().ok()?,
         through: value("through")?.parse().ok()?,
-        above: above?,
+        above,
     })
 }
 
