@@ -328,6 +328,27 @@ async def test_failing_publish_of_a_result_is_a_failure_of_the_handler() -> None
         assert len(mq.messages("orders/65535")) == 1
 
 
+@pytest.mark.parametrize("policy", [AckPolicy.NACK_ON_ERROR, AckPolicy.REJECT_ON_ERROR])
+async def test_exception_whose_text_cannot_be_encoded_fails_only_its_message(policy: AckPolicy) -> None:
+    app = App()
+
+    @app.subscriber("orders/1", ack_policy=policy, queue_options=QueueOptions(put_back_limit=0))
+    async def handle(body: str) -> None:
+        if body != "fine":
+            # As a lone surrogate in the JSON of a peer, or a name of a file.
+            raise ValueError("no \ud800 or \udcff")
+
+    async with TestBroker(app) as mq:
+        for body in ("bad", "fine"):
+            await app.publish("orders/1", body)
+            await mq.settle()
+        stats = mq.stats().queue("orders/1")
+        assert (stats.acks + stats.negative_acks, stats.unsettled) == (2, 0)
+        (dead,) = mq.messages("orders/65535")
+        if policy is AckPolicy.REJECT_ON_ERROR:
+            assert letter(dead)[3] == "ValueError: no \\ud800 or \\udcff"
+
+
 async def test_exception_that_ends_programs_ends_only_the_handler() -> None:
     app = App()
     got: list[str] = []

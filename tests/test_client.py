@@ -440,6 +440,26 @@ async def test_a_request_is_answered(broker: mqcore.Broker, mq: Client) -> None:
         await asyncio.gather(serving, return_exceptions=True)
 
 
+async def test_a_handler_may_raise_a_text_that_cannot_be_encoded(
+    broker: mqcore.Broker, mq: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    # The captured log is sent between processes of the tests, which cannot encode the text.
+    caplog.set_level("CRITICAL", logger="mqcore.client")
+
+    def find(request: Request[bytes]) -> None:
+        raise LookupError("no \ud800")
+
+    async with mqcore.connect(broker.listeners[0], kind="billing") as billing:
+        serving = asyncio.ensure_future(billing.serve(find))
+        await asyncio.sleep(0)
+        for _ in range(2):
+            with pytest.raises(errors.OperationError, match=r"no \\ud800"):
+                await mq.request("@type:billing", b"x", timeout=5)
+        assert not serving.done()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+
 async def test_requests_can_be_taken_one_by_one(broker: mqcore.Broker, mq: Client) -> None:
     async with mqcore.connect(broker.listeners[0], name="slow") as slow, slow.requests(str) as requests:
         asking = asyncio.ensure_future(mq.request("@name:slow", "hello", content_type=10))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from logging import Logger
 from typing import TypeVar
 
-__all__ = ["call_in_thread", "ends_task", "reason_of", "refuse_awaitable", "run_loop", "text_of"]
+__all__ = ["call_in_thread", "encodable", "ends_task", "reason_of", "refuse_awaitable", "run_loop", "text_of"]
 
 _T = TypeVar("_T")
 
@@ -51,11 +51,18 @@ def refuse_awaitable(function: Callable[..., _T], result: _T) -> _T:
 
 
 def text_of(error: BaseException) -> str:
-    """Return `str(error)`, or the name of its type if that raises too."""
+    """Return `str(error)` in a form that can be encoded, or the name of its type if that raises too."""
     try:
-        return str(error)
+        return encodable(str(error))
     except BaseException:
         return f"<{type(error).__name__} without text>"
+
+
+def encodable(text: str) -> str:
+    """Return a text with escapes in place of lone surrogates, which UTF-8 does not have. They are in JSON of a peer, and
+    in names of files, and so in the texts of exceptions.
+    """
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def reason_of(error: BaseException) -> str:

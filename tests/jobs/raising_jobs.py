@@ -17,9 +17,16 @@ class Unprintable(BaseException):
         raise SystemExit(5)
 
 
+class Unencodable(Exception):
+    """Its text and arguments have a character that UTF-8 does not have."""
+
+    def __init__(self) -> None:
+        super().__init__("no \ud800")
+
+
 def end(kind: str) -> None:
-    kinds = (SystemExit, KeyboardInterrupt, GeneratorExit, BaseException, asyncio.CancelledError, Unprintable)
-    raise {exception.__name__: exception for exception in kinds}[kind]
+    ends = (SystemExit, KeyboardInterrupt, GeneratorExit, BaseException, asyncio.CancelledError)
+    raise {exception.__name__: exception for exception in (*ends, Unprintable, Unencodable)}[kind]
 
 
 @jobs.task

@@ -1,4 +1,4 @@
-"""Jobs that raise what would end a program fail, and their worker continues, in each pool."""
+"""Jobs that raise what would end a program, or has no text, fail, and their worker continues, in each pool."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mqcore import errors
 from mqcore.jobs import Jobs
 from served import serving
 
-KINDS = ["SystemExit", "KeyboardInterrupt", "GeneratorExit", "BaseException", "CancelledError", "Unprintable"]
+KINDS = ["SystemExit", "KeyboardInterrupt", "GeneratorExit", "BaseException", "CancelledError", "Unprintable", "Unencodable"]
 
 
 @pytest.fixture

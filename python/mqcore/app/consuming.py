@@ -278,11 +278,11 @@ class Subscriber:
 
     async def _undecodable(self, message: Delivered[Any], error: errors.BodyError) -> None:
         """Settle a message whose body is not of the handler's type."""
-        _LOG.error("%s of %s cannot decode message %s: %s", self.name, self.queue, message.id, error)
+        _LOG.error("%s of %s cannot decode message %s: %s", self.name, self.queue, message.id, text_of(error))
         if message.is_settled:
             return
         if self._parts.declaration.on_bad_body is BadBody.DEAD_LETTER:
-            await self._parts.dead_letters.take(message, BAD_BODY, str(error))
+            await self._parts.dead_letters.take(message, BAD_BODY, text_of(error))
         else:
             await self._nack(message, error)
 

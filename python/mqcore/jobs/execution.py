@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from mqcore import bodies
-from mqcore._raised import call_in_thread, ends_task, text_of
+from mqcore._raised import call_in_thread, encodable, ends_task, text_of
 from mqcore.errors import BodyError, JobCancelled, JobRefused
 from mqcore.jobs import wire
 from mqcore.jobs.context import CURRENT, JobContext
@@ -199,5 +199,5 @@ def fault_of(error: BaseException, *, final: bool | None = None) -> wire.Fault:
         args = [text]
     # These errors depend only on the job, so a retry would fail in the same way.
     is_final = isinstance(error, BodyError | JobRefused | JobCancelled) if final is None else final
-    trace = "".join(traceback.format_exception(error)) if error.__traceback__ is not None else ""
+    trace = encodable("".join(traceback.format_exception(error))) if error.__traceback__ is not None else ""
     return wire.Fault(full_name(type(error)), text, args, trace[-_TEXT_CHARACTERS_MAX:], is_final)

@@ -15,6 +15,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from mqcore._raised import text_of
 from mqcore._tracing import Propagated
 from mqcore.client.arguments import pairs
 
@@ -165,7 +166,7 @@ class Processing:
         if isinstance(error, BaseException):
             self._span.record_exception(error)
             self._span.set_attribute("error.type", type(error).__qualname__)
-            self._span.set_status(Status(StatusCode.ERROR, str(error)))
+            self._span.set_status(Status(StatusCode.ERROR, text_of(error)))
         elif error is not None:
             self._span.set_attribute("error.type", outcome)
             self._span.set_status(Status(StatusCode.ERROR, error))

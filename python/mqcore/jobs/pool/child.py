@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
+from mqcore._raised import text_of
 from mqcore.jobs.execution import Assignment, Registry, run
 from mqcore.jobs.limits import Interruptions
 from mqcore.jobs.task import Task
@@ -80,7 +81,7 @@ def main(
         try:
             registry = Registry(_tasks(*home), allow_import)
         except BaseException as error:
-            _send(pipe, BROKEN + f"{type(error).__name__}: {error}".encode())
+            _send(pipe, BROKEN + f"{type(error).__name__}: {text_of(error)}".encode())
             return
         _send(pipe, READY)
         with asyncio.Runner() as runner:
