@@ -59,8 +59,9 @@ def text_of(error: BaseException) -> str:
 
 
 def encodable(text: str) -> str:
-    """Return a text with escapes in place of lone surrogates, which UTF-8 does not have. They are in JSON of a peer, and
-    in names of files, and so in the texts of exceptions.
+    """Return a text with escapes in place of lone surrogates, which UTF-8 does not have.
+
+    JSON of a peer and names of files may have them, and so may texts of exceptions.
     """
     return text.encode("utf-8", "backslashreplace").decode()
 

@@ -12,13 +12,20 @@ from typing import Any
 import pytest
 import zmq
 
-from job_processes import working
+from job_processes import broker_url, working
+from mqcore import errors
 from mqcore.jobs import Jobs, wire
 from mqcore.jobs.dealer import Dealer
 from mqcore.jobs.link import Link
-from served import wait_until
+from served import serving, wait_until
 
 LIMIT_MS = 20_000
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with serving("--listen", "emqp://127.0.0.1:0") as served:
+        yield broker_url(served)
 
 
 @pytest.fixture
@@ -164,3 +171,22 @@ def test_connecting_to_a_host_that_does_not_answer_does_not_block() -> None:
         finally:
             for other in others:
                 other.close()
+
+
+def test_job_that_is_sent_while_its_client_closes_is_refused_or_ends(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = Jobs(url)
+    jobs.send("sample.echo", [1])
+    client = jobs._client
+    assert client is not None
+    acquire = client._room.acquire
+
+    def close_first(*arguments: Any, **named: Any) -> bool:
+        # As if another thread closed the client after the check, before the job is in the buffer.
+        closing = client._closing
+        client.close()
+        client._closing = closing
+        return acquire(*arguments, **named)
+
+    monkeypatch.setattr(client._room, "acquire", close_first)
+    with pytest.raises(errors.Draining):
+        jobs.send("sample.echo", [2])

@@ -11,7 +11,10 @@ from mqcore import errors
 from mqcore.jobs import Jobs
 from served import serving
 
-KINDS = ["SystemExit", "KeyboardInterrupt", "GeneratorExit", "BaseException", "CancelledError", "Unprintable", "Unencodable"]
+KINDS = [
+    *("SystemExit", "KeyboardInterrupt", "GeneratorExit", "BaseException", "CancelledError"),
+    *("Unprintable", "Unencodable"),
+]
 
 
 @pytest.fixture

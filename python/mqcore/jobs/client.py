@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import os
 import threading
 import time
@@ -50,6 +51,8 @@ class JobClient:
         self.connections = 0
         """Connections so far, including the present one."""
         self._closing: float | None = None
+        self._has_ended = False
+        """Whether the sending thread sends nothing more."""
         self._failure: MqcoreError | None = None
         self._began = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mqcore-jobs-client", daemon=True)
@@ -84,8 +87,18 @@ class JobClient:
         if job is not None:
             self._jobs[job.id] = job
         self._waiting.append(frames)
+        if self._has_ended:
+            self._refuse_unsent(frames, job)
         if self._sleeps:
             self._waker.wake()
+
+    def _refuse_unsent(self, frames: list[bytes], job: Job[Any] | None) -> None:
+        """Raise `Draining` for a message that came after the sending thread had ended, unless it was sent before."""
+        with contextlib.suppress(ValueError):
+            self._waiting.remove(frames)
+            if job is not None:
+                self._jobs.pop(job.id, None)
+            raise Draining("the job client is closed")
 
     def _wait_for_broker(self, timeout: float) -> None:
         self._known.wait(timeout)
@@ -161,6 +174,8 @@ class JobClient:
                 self._turn(dealer)
         finally:
             dealer.close(linger=True)
+            # Before the jobs are ended: a job that comes later is refused by `send`.
+            self._has_ended = True
             self._lost("the connection was closed before the result arrived")
             self._waker.close()
 
