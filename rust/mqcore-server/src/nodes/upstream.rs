@@ -21,6 +21,8 @@ use crate::shard::inbox::Urgent;
 
 /// Bytes fetched and written at a time.
 const CHUNK_BYTES: usize = 256 * 1024;
+/// Longest wait for the time of a link, which is endless if nothing is due.
+const WAIT_MAX: Duration = Duration::from_secs(86_400);
 
 /// The task of one upstream broker.
 pub(crate) struct UpstreamTask {
@@ -110,7 +112,7 @@ impl UpstreamTask {
     }
 
     fn instant(&self, at: u64) -> Instant {
-        self.started + Duration::from_millis(at.min(u64::from(u32::MAX)))
+        after(self.now(), at)
     }
 
     async fn dial(&mut self) -> Result<Accepted, String> {
@@ -287,11 +289,30 @@ impl UpstreamTask {
     }
 }
 
+/// When the clock of a link, which shows `now` milliseconds, will show `at`.
+fn after(now: u64, at: u64) -> Instant {
+    Instant::now() + Duration::from_millis(at.saturating_sub(now)).min(WAIT_MAX)
+}
+
 /// The requested frames; pending forever if none are requested.
 async fn fetched(asked: &mut Option<oneshot::Receiver<Frames>>) -> Frames {
     match asked {
         // The thread ends only with the server.
         Some(answer) => answer.await.unwrap_or_default(),
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_timeout_takes_as_long_in_the_second_month_as_on_the_first_day() {
+        for now in [0, 40 * 86_400_000, 50 * 86_400_000, u64::MAX - 10_000] {
+            assert_eq!(after(now, now + 10_000) - Instant::now(), Duration::from_secs(10));
+            assert_eq!(after(now, now.saturating_sub(1)), Instant::now());
+        }
+        assert_eq!(after(0, u64::MAX) - Instant::now(), WAIT_MAX);
     }
 }
