@@ -17,7 +17,7 @@ use crate::nodes::forwarder::{Forwarder, ForwarderStart};
 use crate::nodes::membership::Nodes;
 use crate::nodes::store::{ForwardJournal, NodeIdentity, OpenedStore, SavedForward};
 use crate::nodes::upstream::UpstreamTask;
-use crate::runtime::shutdown::Shutdown;
+use crate::runtime::shutdown::{Shutdown, VitalGuard};
 use crate::storage::data_dir::{DataDir, DataDirError, SideJournal};
 
 /// Saved state, read before the server runs.
@@ -90,7 +90,7 @@ impl OpenedNodes {
         } else {
             let options = config.log_options();
             let start = ForwarderStart { options, upstreams: config.upstreams.len(), next, kept, store };
-            Some(Forwarder::start(start, (directory, shutdown.enter()))?)
+            Some(Forwarder::start(start, (directory, VitalGuard::from(shutdown.enter())))?)
         };
         let nodes =
             Nodes { terms: Arc::new(terms), upstreams, forwarder, filters, fallen_back: Arc::default() };

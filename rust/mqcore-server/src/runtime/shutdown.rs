@@ -137,6 +137,27 @@ impl Drop for TaskGuard {
     }
 }
 
+/// Held by a thread that the server cannot work without. A panic of the thread stops the server: otherwise everyone who
+/// waits for the thread would wait for ever.
+#[derive(Debug)]
+pub(crate) struct VitalGuard(TaskGuard);
+
+impl From<TaskGuard> for VitalGuard {
+    fn from(guard: TaskGuard) -> Self {
+        Self(guard)
+    }
+}
+
+impl Drop for VitalGuard {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let thread = std::thread::current();
+            tracing::error!(thread = thread.name(), "a thread of the broker failed; stopping");
+            self.0.fail();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -150,6 +171,21 @@ mod tests {
         assert!(!shutdown.begin(Duration::from_secs(2)));
         shutdown.drained_long_enough().await;
         assert_eq!(started.elapsed().as_secs(), 2);
+    }
+
+    #[tokio::test]
+    async fn a_panic_of_a_vital_thread_stops_the_server() {
+        let shutdown = Shutdown::new();
+        for (panics, stops) in [(false, false), (true, true)] {
+            let alive = VitalGuard::from(shutdown.enter());
+            let thread = std::thread::spawn(move || {
+                assert!(!panics, "as a defect would");
+                drop(alive);
+            });
+            assert_eq!(thread.join().is_err(), panics);
+            assert_eq!(!shutdown.is_running(), stops);
+        }
+        shutdown.all_gone().await;
     }
 
     #[tokio::test]

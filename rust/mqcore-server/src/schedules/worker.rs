@@ -25,7 +25,7 @@ use super::end::EndScheduleError;
 use super::port::{PortRequest, PortState, SchedulePort};
 use crate::hub::Hub;
 use crate::net::outbox::OutboxItem;
-use crate::runtime::shutdown::TaskGuard;
+use crate::runtime::shutdown::{TaskGuard, VitalGuard};
 use crate::shard::inbox::Urgent;
 use crate::storage::backup::Pin;
 use crate::storage::data_dir::{DataDir, SideJournal};
@@ -45,6 +45,7 @@ pub(crate) fn start(
     directory: Option<Arc<DataDir>>,
     alive: TaskGuard,
 ) -> std::io::Result<()> {
+    let alive = VitalGuard::from(alive);
     let Some(asks) = port.take_receiver() else { return Ok(()) };
     let worker = ScheduleThread {
         rounds: ScheduleRounds::new(keeper),

@@ -17,6 +17,7 @@ use mqcore_replication::storage::DataStorage;
 use tokio::sync::oneshot;
 
 use crate::hub::Hub;
+use crate::runtime::shutdown::VitalGuard;
 use crate::shard::inbox::Urgent;
 
 /// Bytes of bodies after which the shard receives a part of its request.
@@ -43,7 +44,7 @@ impl BodyReader {
     /// Starts the thread.
     pub(crate) fn start(shard: usize, hub: &Arc<Hub>) -> std::io::Result<Self> {
         let (jobs, receiver) = channel();
-        let alive = hub.shutdown.enter();
+        let alive = VitalGuard::from(hub.shutdown.enter());
         let hub = Arc::clone(hub);
         std::thread::Builder::new().name(format!("mqcore-bodies-{shard}")).spawn(move || {
             run(shard, &hub, &receiver);

@@ -9,6 +9,7 @@ use mqcore_journal::journal::Journal;
 use mqcore_replication::storage::DataStorage;
 
 use crate::hub::Hub;
+use crate::runtime::shutdown::VitalGuard;
 use crate::runtime::waker::{WakeReceiver, wake_channel};
 use crate::shard::inbox::Urgent;
 use crate::storage::body_reader::BodyReader;
@@ -40,7 +41,7 @@ impl JournalWriter {
         history: HistoryTerms,
     ) -> std::io::Result<Self> {
         journal.retain_notes(history.age_ms, Some(history.bytes));
-        let alive = hub.shutdown.enter();
+        let alive = VitalGuard::from(hub.shutdown.enter());
         let reader = BodyReader::start(shard, hub)?;
         let (batches, receiver) = channel();
         let (sender, events) = wake_channel()?;
