@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 
 /// The thread of a member that has shown no status for so long hangs, most likely in its disk.
 const STALLED_AFTER: Duration = Duration::from_secs(30);
+/// A member that has shown no status for so long does not take part: several times as long as the others wait for a leader.
+const SILENT_AFTER: Duration = Duration::from_secs(5);
 
 /// The role of a member.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -201,6 +203,16 @@ impl LatestStatus {
             .then(|| format!("the node has done nothing for {} s; its disk may hang", silent.as_secs()))
     }
 
+    /// Why another node may lead although this one does not know it; `None`: this node takes part. Shorter than a
+    /// [stall](Self::stall): a member that may still be heard again should get no new clients.
+    #[must_use]
+    pub fn silence(&self) -> Option<String> {
+        let silent = self.lock().at.elapsed();
+        (silent >= SILENT_AFTER).then(|| {
+            format!("the node has taken no part in its cluster for {} s; its disk may hang", silent.as_secs())
+        })
+    }
+
     pub(crate) fn set(&self, status: MemberStatus) {
         let status = Arc::new(status);
         *self.lock() = Shown { status, at: Instant::now() };
@@ -234,10 +246,13 @@ mod tests {
     fn a_member_stalls_when_it_fails_or_shows_nothing() {
         let latest = LatestStatus::default();
         assert_eq!(latest.stall(), None);
+        latest.lock().at -= SILENT_AFTER;
+        assert!(latest.silence().unwrap().contains("5 s"));
+        assert_eq!(latest.stall(), None, "it may come back");
         latest.lock().at -= STALLED_AFTER;
-        assert!(latest.stall().unwrap().contains("30 s"));
+        assert!(latest.stall().unwrap().contains("35 s"));
         latest.touch();
-        assert_eq!(latest.stall(), None);
+        assert_eq!((latest.stall(), latest.silence()), (None, None));
         latest.set(MemberStatus { failure: Some("no disk".to_owned()), ..MemberStatus::default() });
         assert_eq!(latest.stall().unwrap(), "the node has failed: no disk");
     }

@@ -413,6 +413,9 @@ async fn readyz(State(admin): State<Admin>) -> Response {
     if !admin.hub.shutdown.is_running() {
         return error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the server is stopping");
     }
+    if let Some(why) = admin.hub.cluster.as_ref().and_then(LatestStatus::silence) {
+        return error(StatusCode::SERVICE_UNAVAILABLE, "stalled", &why);
+    }
     let losses = admin.hub.counters.journal.losses();
     if !losses.is_empty() {
         let found: Vec<String> = losses.iter().map(ToString::to_string).collect();
