@@ -175,21 +175,83 @@ def test_second_promise_of_a_batch_leaves_no_file_behind(tmp_path: Path) -> None
 # --- sweeping --------------------------------------------------------------------------------------------------------
 
 
-def test_sweep_removes_staged_rows_of_finished_batches_and_manifests_older_than_100(tmp_path: Path) -> None:
+def finish(place: Path, ledger: Ledger, number: int, **how: bool) -> None:
+    """Commit and publish a batch of two rows, and sweep."""
+    promised(ledger, stage(place, 0, ["a", "b"], batch=number), number=number)
+    ledger.advance(number, 2)
+    ledger.sweep(number, **how)
+
+
+def in_staging(place: Path) -> set[int]:
+    """Batches with staged rows."""
+    return {int(path.name.partition("-")[0]) for path in (place / "sink" / "staged").iterdir()}
+
+
+def test_sweep_of_a_stream_keeps_its_last_100_manifests_and_no_staged_rows(tmp_path: Path) -> None:
     ledger = Ledger(str(tmp_path), "sink")
-    for number in (0, 1, 2, 100, 101):
-        promised(ledger, stage(tmp_path, 0, ["a"], batch=number), number=number)
-        ledger.advance(number, 1)
-    (manifests(tmp_path) / "notes.txt").write_text("a file of someone else")
-    ledger.sweep(101)
-    assert list((tmp_path / "sink" / "staged").iterdir()) == []
-    assert sorted(path.name for path in manifests(tmp_path).iterdir()) == sorted(
-        [f"{number}.{kind}" for number in (2, 100, 101) for kind in ("json", "progress")] + ["notes.txt"]
-    )
-    later = stage(tmp_path, 0, ["a"], batch=103)
-    stage(tmp_path, 0, ["a"], batch=102)
-    ledger.sweep(102)
-    assert [path.name for path in (tmp_path / "sink" / "staged").iterdir()] == [later.file]
+    (manifests(tmp_path) / "notes.txt").write_text("a file of another program")
+    for number in range(105):
+        finish(tmp_path, ledger, 2 * number, ascending=True)
+    assert in_staging(tmp_path) == set()
+    assert {path.name for path in manifests(tmp_path).iterdir()} == {
+        *(f"{2 * number}.{kind}" for number in range(5, 105) for kind in ("json", "progress")),
+        "notes.txt",
+    }
+
+
+def test_sweep_of_a_stream_removes_staged_rows_of_earlier_attempts_only(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path), "sink")
+    for number in (6, 7, 8):
+        stage(tmp_path, 1, ["not committed"], batch=number)
+    finish(tmp_path, ledger, 7, ascending=True)
+    assert in_staging(tmp_path) == {8}
+
+
+def test_sweep_keeps_the_rows_of_a_write_that_is_not_finished(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path), "sink")
+    half = promised(ledger, stage(tmp_path, 0, ["a", "b", "c"], batch=5), number=5)
+    ledger.advance(5, 1)
+    stage(tmp_path, 0, ["of a write in parallel"], batch=4)
+    for how in (False, True):
+        finish(tmp_path, ledger, 6 + how, ascending=how)
+        assert ledger.find(5) == replace(half, published=1)
+        assert [rows.column("value").to_pylist() for _, rows in ledger.rows(half, 1)] == [["b"], ["c"]]
+        assert in_staging(tmp_path) == ({5} if how else {4, 5})
+
+
+def test_finished_write_is_found_after_any_number_of_others(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path), "sink")
+    for number in (20_260_930, 1, 1000, 20_261_121, *range(2000, 2101)):
+        finish(tmp_path, ledger, number)
+    for number in (1, 1000, 2000, 20_260_930):
+        batch = ledger.find(number)
+        assert batch is not None
+        assert (batch.rows, batch.published, batch.is_done) == (2, 2, True)
+        again, ours = ledger.promise(number, [stage(tmp_path, 0, ["other"], batch=number)], None)
+        assert (again, ours) == (batch, False)
+    assert ledger.find(2) is None
+
+
+def test_finished_write_keeps_one_small_file(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path), "sink")
+    tasks = [stage(tmp_path, number, ["a"], batch=3) for number in range(50)]
+    promised(ledger, *tasks, number=3)
+    ledger.advance(3, 50)
+    ledger.sweep(3)
+    (left,) = manifests(tmp_path).iterdir()
+    assert left.stat().st_size < 200
+    ledger.advance(3, 20)
+    ledger.sweep(3)
+    assert ledger.published(3) == 50
+    assert list(manifests(tmp_path).iterdir()) == [left]
+
+
+def test_sweep_leaves_damaged_batches_to_their_own_repetition(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path), "sink")
+    promised(ledger, stage(tmp_path, 0, ["a"], batch=1), number=1)
+    (manifests(tmp_path) / "1.json").write_text("{")
+    finish(tmp_path, ledger, 2)
+    assert in_staging(tmp_path) == {1}
 
 
 def test_names_of_up_to_100_plain_characters_stay_as_they_are() -> None:
@@ -244,3 +306,9 @@ def test_rows_manifest_and_progress_are_synced_before_they_count(tmp_path: Path,
     assert progress == "sync"
     assert unfinished.startswith("0.progress.")
     assert rest == [("replace", "0.progress")]
+    synced.clear()
+    ledger.sweep(0)
+    (manifest, unfinished), *rest = synced
+    assert manifest == "sync"
+    assert unfinished.startswith("0.")
+    assert rest == [("replace", "0.json"), ("sync", "manifests")], "before the progress is removed"

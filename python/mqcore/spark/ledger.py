@@ -7,8 +7,9 @@
     STAGING/<sink>/manifests/<batch>.progress                   how many of its rows are published
 
 When Spark repeats a batch, it may split it into other tasks than before. So the manifest defines the batch, not the
-tasks: the first manifest wins, and each repetition publishes its rows. This module depends on neither Spark nor a
-broker.
+tasks: the first manifest wins, and each repetition publishes its rows. A write with a version may be repeated at any
+time. So the manifest of a finished one stays: it shrinks to its number of rows, and replaces the progress. This module
+depends on neither Spark nor a broker.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import os
 import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -31,7 +32,7 @@ __all__ = ["Batch", "Contents", "Ledger", "Place", "Staged", "Stager", "row_pref
 
 _FORMAT: Final = "mqcore.sink/1"
 _KEPT_MANIFESTS: Final = 100
-"""Number of manifests of finished batches to keep. Spark repeats only the most recent batches."""
+"""Number of manifests of a stream to keep. Spark repeats only the most recent batches."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,11 @@ class Ledger:
 
     def find(self, number: int) -> Batch | None:
         """Return the committed batch of this number, if any. Raises `DataDirDamaged` for an invalid manifest."""
+        batch = self._committed(number)
+        return None if batch is None else replace(batch, published=self.published(number))
+
+    def _committed(self, number: int) -> Batch | None:
+        """Return what the manifest of a batch tells."""
         try:
             text = self._manifest(number).read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -160,10 +166,11 @@ class Ledger:
             if manifest["format"] != _FORMAT:
                 raise ValueError(manifest["format"])
             files, rows, before = tuple(manifest["files"]), int(manifest["rows"]), manifest["before"]
+            published = rows if manifest.get("done") is True else 0
             contents = _contents(manifest.get("contents"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise errors.DataDirDamaged(f"invalid manifest {self._manifest(number)}: {error}") from error
-        return Batch(number, files, rows, before, self.published(number), contents)
+        return Batch(number, files, rows, before, published, contents)
 
     @staticmethod
     def draft(number: int, staged: Sequence[Staged], before: Any = None) -> Batch:
@@ -177,18 +184,7 @@ class Ledger:
 
     def promise(self, number: int, staged: Sequence[Staged], before: Any) -> tuple[Batch, bool]:
         """Commit a batch, unless it already is; return the committed batch, and whether this call committed it."""
-        draft = self.draft(number, staged, before)
-        manifest = {
-            "format": _FORMAT,
-            "sink": self.sink,
-            "batch": number,
-            "files": draft.files,
-            "rows": draft.rows,
-            "before": before,
-            "contents": _plain(draft.contents),
-        }
-        unfinished = self._manifests / f"{number}.{uuid.uuid4().hex}.part"
-        _write_durably(unfinished, json.dumps(manifest))
+        unfinished = self._written(self.draft(number, staged, before))
         ours = True
         try:
             os.link(unfinished, self._manifest(number))
@@ -200,6 +196,21 @@ class Ledger:
         batch = self.find(number)
         assert batch is not None
         return batch, ours
+
+    def _written(self, batch: Batch, **more: Any) -> Path:
+        """Write the manifest of a batch to a file that does not count yet."""
+        manifest = {
+            "format": _FORMAT,
+            "sink": self.sink,
+            "batch": batch.number,
+            "files": batch.files,
+            "rows": batch.rows,
+            "before": batch.before,
+            "contents": _plain(batch.contents),
+        }
+        unfinished = self._manifests / f"{batch.number}.{uuid.uuid4().hex}.part"
+        _write_durably(unfinished, json.dumps(manifest | more))
+        return unfinished
 
     def rows(self, batch: Batch, first: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield the rows of a batch from row `first` on, each part with the number of its first row."""
@@ -228,7 +239,8 @@ class Ledger:
         try:
             return int(json.loads((self._manifests / f"{number}.progress").read_bytes())["published"])
         except FileNotFoundError:
-            return 0
+            batch = self._committed(number)
+            return 0 if batch is None else batch.published
         except (ValueError, KeyError, TypeError) as error:
             raise errors.DataDirDamaged(
                 f"cannot read the progress of batch {number} in {self._manifests}: {error}"
@@ -243,14 +255,53 @@ class Ledger:
         _write_durably(unfinished, json.dumps({"published": published}))
         unfinished.replace(path)
 
-    def sweep(self, number: int) -> None:
-        """Remove staged rows of finished batches, and old manifests."""
-        for path in self._staged.glob("*.arrow"):
-            if _leading_number(path) <= number:
+    def sweep(self, number: int, *, ascending: bool = False) -> None:
+        """Remove files that finished batches no longer need, after batch `number`.
+
+        `ascending`: the batches are those of a stream, which repeats none of those long before `number`. Otherwise the
+        numbers have no order: smaller ones may be written later, or in parallel. Batches that are committed but not
+        finished keep everything.
+        """
+        below = number if ascending else 0
+        staged = [(path, _leading_number(path)) for path in self._staged.glob("*.arrow")]
+        over = {other for other in {number, *(other for _, other in staged)} if self._is_over(other, below)}
+        if ascending:
+            self._forget(below)
+        else:
+            for other in over:
+                self._shrink(other)
+        for path, other in staged:
+            if other in over:
                 path.unlink(missing_ok=True)
-        for path in self._manifests.iterdir():
-            if _leading_number(path) <= number - _KEPT_MANIFESTS:
+
+    def _is_over(self, number: int | None, below: int) -> bool:
+        """Whether all rows of a batch are published, or it was never committed and has a number below `below`."""
+        if number is None:
+            return False
+        try:
+            batch = self.find(number)
+        except errors.DataDirDamaged:
+            return False
+        return number < below if batch is None else batch.is_done
+
+    def _forget(self, below: int) -> None:
+        """Remove all but the last manifests of a stream."""
+        # A manifest is removed before its progress: without that, its rows would not count as published.
+        paths = [(path, _leading_number(path)) for path in sorted(self._manifests.iterdir())]
+        known = sorted({number for _, number in paths if number is not None})
+        old = {number for number in known[:-_KEPT_MANIFESTS] if self._is_over(number, below)}
+        for path, number in paths:
+            if number in old:
                 path.unlink(missing_ok=True)
+
+    def _shrink(self, number: int | None) -> None:
+        """Reduce the manifest of a finished batch to its number of rows."""
+        if number is None or (batch := self._committed(number)) is None or not batch.files:
+            return
+        self._written(Batch(number, (), batch.rows, None, 0), done=True).replace(self._manifest(number))
+        # Without either of them, no row would count as published.
+        _sync_directory(self._manifests)
+        (self._manifests / f"{number}.progress").unlink(missing_ok=True)
 
     def _manifest(self, number: int) -> Path:
         return self._manifests / f"{number}.json"
@@ -270,9 +321,10 @@ def _contents(plain: Any) -> Contents | None:
     return Contents(int(plain["invalid"]), largest, frozenset(map(str, plain["delayed"])))
 
 
-def _leading_number(path: Path) -> int:
+def _leading_number(path: Path) -> int | None:
+    """Return the number of the batch that a file belongs to, if any."""
     match = re.match(r"(\d+)[.-]", path.name)
-    return int(match.group(1)) if match else 1 << 62
+    return int(match.group(1)) if match else None
 
 
 def _write_durably(path: Path, text: str) -> None:

@@ -58,10 +58,13 @@ def stage(
     return StagedMessage(replace(staged, contents=survey.contents()))
 
 
-def commit(options: WriteOptions, messages: Sequence[WriterCommitMessage | None], number: int) -> None:
+def commit(
+    options: WriteOptions, messages: Sequence[WriterCommitMessage | None], number: int, *, ascending: bool = False
+) -> None:
     """Commit a batch to the ledger, unless that has happened before, and publish its remaining rows.
 
-    A batch is checked before it is committed, so that another attempt may have other rows.
+    A batch is checked before it is committed, so that another attempt may have other rows. `ascending`: see
+    `Ledger.sweep`.
     """
     staged = [message.staged for message in messages if isinstance(message, StagedMessage)]
     if not staged:
@@ -73,7 +76,7 @@ def commit(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]
             publisher.check(ledger.draft(number, staged))
             batch, fresh = ledger.promise(number, staged, history_ends(options))
         publisher.publish(batch, fresh=fresh)
-    ledger.sweep(number)
+    ledger.sweep(number, ascending=ascending)
 
 
 def _context() -> TaskContext:
@@ -105,7 +108,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (as in Spark)
         """Publish a batch after its tasks have finished."""
-        commit(self.options, messages, batchId)
+        commit(self.options, messages, batchId, ascending=True)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (as in Spark)
         """Keep everything: a committed batch stays committed, and the next finished batch removes staged rows."""
@@ -130,4 +133,4 @@ class BatchWriter(DataSourceArrowWriter):
         commit(self.options, messages, self.number)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """See `StreamWriter.abort`."""
+        """Keep everything: a committed write stays committed, and its next attempt removes staged rows."""
