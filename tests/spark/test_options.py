@@ -446,15 +446,24 @@ def test_requests_of_shards_have_their_own_times_and_queues() -> None:
 def test_stretches_are_between_two_offsets_and_within_the_bounds_of_filters() -> None:
     plan = Plan.of(read(), [("value", "binary")])
     end = {"0": {"journal": "j0", "sequence": 40}, "1": {"journal": "j1", "sequence": 7}}
-    start = {"0": {"journal": "j0", "sequence": 15}, "1": {"journal": "old", "sequence": 6}}
-    # A sequence of another journal says nothing about this one.
-    assert plan.stretches(start, end) == [(0, 15, 40), (1, 0, 7)]
+    start = {"0": {"journal": "j0", "sequence": 15}, "1": {"journal": "", "sequence": 6}}
+    assert plan.stretches(start, end) == [(0, 15, 40), (1, 6, 7)]
     assert plan.stretches({}, end) == [(0, 0, 40), (1, 0, 7)]
     assert plan.stretches(end, end) == []
     plan.bounds = Bounds(shards=frozenset({0}), first=20, behind=30)
     assert plan.stretches(start, end) == [(0, 20, 30)]
     plan.bounds = Bounds(first=7)
     assert plan.stretches(start, end) == [(0, 15, 40)]
+
+
+def test_repeated_batch_of_a_replaced_journal_has_no_rows_of_the_new_one() -> None:
+    """The next batch begins with the new journal, and has them."""
+    lenient = Plan.of(read(failOnDataLoss="false"), [("value", "binary")])
+    end = {"0": {"journal": "old", "sequence": 40}, "1": {"journal": "j1", "sequence": 7}}
+    begin = lenient.checked({"0": {"journal": "old", "sequence": 10}, "1": {"journal": "j1", "sequence": 5}}, ENDS)
+    assert lenient.stretches(begin, end) == [(1, 5, 7)]
+    begin = lenient.checked(end, ENDS)
+    assert lenient.stretches(begin, {"0": {"journal": "j0", "sequence": 40}}) == [(0, 0, 40)]
 
 
 def test_directory_without_a_broker_is_an_error(tmp_path: Path) -> None:

@@ -204,12 +204,17 @@ class Plan:
         return found
 
     def stretches(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Stretch]:
-        """Return the ranges between two offsets by shard, without rows that filters exclude."""
+        """Return the ranges between two offsets by shard, without rows that filters exclude.
+
+        `start` is from `checked`. A shard whose `end` is in another journal has no range: Spark repeats a batch that it
+        planned before the journal was replaced, and the next batch begins with the new journal.
+        """
         found: list[Stretch] = []
         for shard, place in end.items():
             before = start.get(shard, {"journal": place["journal"], "sequence": 0})
-            same = not before["journal"] or before["journal"] == place["journal"]
-            first = max(int(before["sequence"]) if same else 0, self.bounds.first)
+            if before["journal"] and place["journal"] and before["journal"] != place["journal"]:
+                continue
+            first = max(int(before["sequence"]), self.bounds.first)
             behind = min(int(place["sequence"]), self.bounds.behind)
             if self.reads(int(shard)) and first < behind:
                 found.append((int(shard), first, behind))
