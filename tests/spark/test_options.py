@@ -425,6 +425,16 @@ def test_offsets_of_rows_that_are_gone_are_an_error_unless_the_loss_is_accepted(
     assert found == {"0": {"journal": "j0", "sequence": rest}, "1": {"journal": "j1", "sequence": 0}}
 
 
+@pytest.mark.parametrize("ends", [[], ENDS[1:]], ids=["no shard", "other shards"])
+def test_shard_without_a_history_is_lost_or_keeps_its_offset(ends: list[Ends]) -> None:
+    strict, lenient = (Plan.of(read(failOnDataLoss=text), [("value", "binary")]) for text in ("true", "false"))
+    start = {"0": {"journal": "j0", "sequence": 10}}
+    with pytest.raises(errors.HistoryLost, match=r"shard 0 from sequence 10 on is lost: .* does not have it now"):
+        strict.checked(start, ends)
+    assert lenient.checked(start, ends)["0"] == start["0"]
+    assert strict.checked({}, ends) == {str(end.shard): {"journal": end.journal, "sequence": 0} for end in ends}
+
+
 def test_requests_of_shards_have_their_own_times_and_queues() -> None:
     plan = Plan.of(
         read(

@@ -43,7 +43,8 @@ class LimitedReader(Follower, SupportsTriggerAvailableNow):
         """Return where a batch ends that begins at `start`; `start` itself if it has to wait."""
         origin, ends = self.origin(), self.ends()
         begin = self.plan.checked(start, ends)
-        end = self.target or self.plan.positions(ends, "latest", "startingOffsets")
+        # With the shards that are missing now, or were when the target was set.
+        end = begin | (self.target or self.plan.positions(ends, "latest", "startingOffsets"))
         # A query that ends waits for no further rows.
         if self.target is None and self.admission.waits(origin, begin, end):
             return start

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -180,9 +180,10 @@ class Plan:
     def checked(self, start: Mapping[str, Any], ends: Sequence[Ends]) -> Offsets:
         """Return the offsets at which reading begins: `start`, or the first later rows that still exist.
 
-        Raises `HistoryLost` for what is gone, unless the option `failOnDataLoss` is off.
+        Raises `HistoryLost` for what is gone, unless the option `failOnDataLoss` is off. Then shards that `ends` lacks
+        keep their offsets: an offset without them would make their rows new when they are back.
         """
-        found: Offsets = {}
+        found = self.missing(start, [str(end.shard) for end in ends], f"{self.options.place} does not have it now")
         for end in ends:
             place = start.get(str(end.shard), {"journal": end.journal, "sequence": 0})
             journal, sequence = str(place["journal"]), int(place["sequence"])
@@ -196,11 +197,19 @@ class Plan:
             else:
                 to = sequence
             if why is not None and self.options.fail_on_data_loss:
-                raise errors.HistoryLost(
-                    f"the history of shard {end.shard} from sequence {sequence} on is lost: {why}. "
-                    "Set failOnDataLoss=false to continue with the rows after it"
-                )
+                raise _lost(str(end.shard), sequence, why)
             found[str(end.shard)] = {"journal": end.journal, "sequence": to}
+        return found
+
+    def missing(self, start: Mapping[str, Any], shards: Collection[str], why: str) -> Offsets:
+        """Return the offsets in `start` of all shards but these.
+
+        Raises `HistoryLost` with the reason `why` if there are some, unless the option `failOnDataLoss` is off.
+        """
+        found = {shard: dict(place) for shard, place in start.items() if shard not in shards}
+        for shard, place in found.items():
+            if self.options.fail_on_data_loss:
+                raise _lost(shard, int(place["sequence"]), why)
         return found
 
     def stretches(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Stretch]:
@@ -289,6 +298,13 @@ class Plan:
             else:
                 groups.append((request, [stretch]))
         return groups
+
+
+def _lost(shard: str, sequence: int, why: str) -> errors.HistoryLost:
+    return errors.HistoryLost(
+        f"the history of shard {shard} from sequence {sequence} on is lost: {why}. "
+        "Set failOnDataLoss=false to continue with the rows after it"
+    )
 
 
 def _store_of(options: ReadOptions) -> StoreAccess:

@@ -12,7 +12,7 @@ from mqcore.spark.engine import LIMITS_BATCHES, reason_first, require_limits
 from mqcore.spark.options import Positions
 from mqcore.spark.origin import Ends, Origin
 from mqcore.spark.plan import Offsets, Plan
-from mqcore.spark.subscription import check_start
+from mqcore.spark.subscription import check_history, check_start
 from mqcore.spark.tasks import Part, rows_of
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ class Follower(DataSourceStreamReader):
         """The beginning of the query. Spark asks more than once, and new rows must not move it meanwhile."""
         self._ends: list[Ends] | None = None
         """Extent of the history when Spark last asked for it. The batch that follows needs no further question."""
+        self.reached: Offsets = {}
+        """Where the last batch ends, as far as this process knows: not in the first batch after a restart."""
 
     def origin(self) -> Origin:
         """Return the source of history. It stays open for the whole query."""
@@ -84,6 +86,9 @@ class Follower(DataSourceStreamReader):
         origin = self.origin()
         ends, self._ends = self._ends or origin.ends(), None
         begin = self.plan.checked(start, ends)
+        # The next batch would begin without the shard, and repeat all of its rows.
+        self.plan.missing(start, end, "the checkpoint has a batch that was planned while the shard was missing")
+        self.reached = self.reached or {**start, **end}
         return [Part(piece) for piece in self.plan.pieces(origin, self.plan.stretches(begin, end))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -127,4 +132,11 @@ class UnlimitedReader(Follower):
     @reason_first()
     def latestOffset(self) -> Offsets:  # type: ignore[override]  # noqa: N802 (as in Spark before 4.2)
         """Return where a batch ends that begins now."""
-        return self.latest()
+        ends = self.ends()
+        # These versions do not tell where the batch begins, so that a loss would be known only after they have stored
+        # its end in the checkpoint. A restart continues at this end.
+        begin = self.plan.checked(self.reached, ends)
+        if not begin:
+            check_history(self.plan, ends)
+        self.reached = begin | self.plan.positions(ends, "latest", "startingOffsets")
+        return self.reached

@@ -13,7 +13,7 @@ from mqcore import errors
 from mqcore.spark.origin import Ends, Origin
 from mqcore.spark.plan import Plan
 
-__all__ = ["check_start"]
+__all__ = ["check_history", "check_start"]
 
 _PIECE_BYTES: Final = 16 << 20
 _SEARCHED_PIECES: Final = 4
@@ -30,17 +30,22 @@ def check_start(plan: Plan, origin: Origin, ends: Sequence[Ends]) -> None:
     the admin side, because a data directory tells nothing else about it.
     """
     _check_shards(plan, ends)
+    check_history(plan, ends)
     if not plan.options.fail_on_missing_queue:
         return
-    if all(end.latest == 0 for end in ends):
-        options = plan.options
+    for name in plan.options.queues or ():
+        if "*" not in name and not _exists(name, origin, ends):
+            raise errors.NotFound(_missing(name, plan.options.place, origin, ends), 404, name)
+
+
+def check_history(plan: Plan, ends: Sequence[Ends]) -> None:
+    """Raise `DataDirMissing` if there is no history at all, unless the option `failOnMissingQueue` is off."""
+    options = plan.options
+    if options.fail_on_missing_queue and all(end.latest == 0 for end in ends):
         needed = "--history" if options.archive is None else f"history and archive_url = {options.archive!r}"
         raise errors.DataDirMissing(
             f"{options.place} has no history: run its broker with {needed}. Set failOnMissingQueue=false to wait for it"
         )
-    for name in plan.options.queues or ():
-        if "*" not in name and not _exists(name, origin, ends):
-            raise errors.NotFound(_missing(name, plan.options.place, origin, ends), 404, name)
 
 
 def _check_shards(plan: Plan, ends: Sequence[Ends]) -> None:
