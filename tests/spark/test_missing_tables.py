@@ -1,7 +1,8 @@
-"""Streams over an archive whose tables are missing for a while. Their readers are called as Spark calls them."""
+"""An archive whose tables are missing for a while, or begin late. Tests call the readers of streams as Spark does."""
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -170,3 +171,23 @@ def test_batch_that_was_planned_without_a_shard_is_not_repeated(
     assert query.start is not None
     with pytest.raises(errors.HistoryLost, match="planned while the shard was missing"):
         query.run(query.start, {})
+
+
+def test_open_data_directory_notices_an_archive_on_object_storage(
+    archive: tuple[Path, Path, Counter[bytes]], tmp_path: Path
+) -> None:
+    data_dir = tmp_path / "data"
+    shutil.copytree(archive[1], data_dir)
+    location = (data_dir / "archive.json").rename(tmp_path / "archive.json")
+    for segment in data_dir.glob("shard-*/*.segment"):
+        segment.unlink()
+
+    def rows() -> int:
+        plan = Plan.of(ReadOptions.parse({"path": str(data_dir)}), [("value", "binary")])
+        origin = plan.origin()
+        assert plan.origin() is origin, "opened once"
+        return sum(plan.counted(origin, plan.stretches({}, plan.positions(origin.ends(), "latest", "endingOffsets"))))
+
+    assert rows() == 0
+    location.rename(data_dir / "archive.json")
+    assert rows() == ROWS

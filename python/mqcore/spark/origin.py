@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -108,7 +109,7 @@ class Directory(Origin):
     @classmethod
     def known(cls, path: str, store: StoreAccess = StoreAccess()) -> Directory:  # noqa: B008 (immutable)
         """Return this process's instance for a path. It caches what it has read and reads only new records."""
-        return _opened(path, store, _made(path))
+        return _opened(path, store, _made(path), _archive_of(path))
 
     def ends(self) -> list[Ends]:
         """See `Origin.ends`."""
@@ -143,8 +144,19 @@ def _made(path: str) -> tuple[int, int, int] | None:
     return mark.st_dev, mark.st_ino, mark.st_mtime_ns
 
 
+def _archive_of(path: str) -> bytes | None:
+    """Return the text that tells where the archive on object storage is, which an open directory does not read again.
+
+    The broker writes it at its first start with such an archive.
+    """
+    try:
+        return Path(path, "archive.json").read_bytes()
+    except OSError:
+        return None
+
+
 @functools.lru_cache(maxsize=8)
-def _opened(path: str, store: StoreAccess, _made: tuple[int, int, int] | None) -> Directory:
+def _opened(path: str, store: StoreAccess, _made: tuple[int, int, int] | None, _archive: bytes | None) -> Directory:
     return Directory(path, store)
 
 
