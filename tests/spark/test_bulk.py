@@ -115,6 +115,40 @@ def test_named_queues_are_all_that_is_read(halves: Any, spark: Any) -> None:
     assert mqcore.spark.read(spark, url, queues=["other/1"]).count() == 0
 
 
+NAMES = ("2024-events/0", "Orders/0", "audit/0")
+"""Queues of one file, in its order."""
+
+
+@pytest.mark.parametrize(
+    ("names", "queue", "read"),
+    [
+        *((NAMES, name, True) for name in (*NAMES, "ORDERS/0", "Audit/0", "2024-EVENTS/0")),
+        (NAMES, "2023-events/0", False),
+        (NAMES, "payments/0", True),
+        (NAMES, "audit/1", True),
+        (("audit/0", "orders/0"), "payments/0", False),
+        (("audit/0", "orders/0"), "archive/0", False),
+        (("audit/0", "oZ/0", "orders/0"), "oz/0", True),
+        (("2024/0", "2024/9"), "2024/90", False),
+        (("2024/00", "2024/9"), "2024/0", False),
+        (("Orders/0", "Orders/0"), "orders/0", True),
+        (("Orders/0", "Orders/0"), "orders/1", False),
+        (("Ärger/0", "Über/0"), "ärger/0", True),
+        (("az/0", "a\N{KELVIN SIGN}/0"), "ak/0", True),
+    ],
+    ids=str,
+)
+def test_file_is_read_if_a_name_between_its_first_and_last_can_be_wanted(
+    names: tuple[str, ...], queue: str, read: bool
+) -> None:
+    """The order in files distinguishes capitals, and queries do not."""
+    from mqcore.spark.bulk import _may_have
+
+    file = {"queues": [names[0], names[-1]], "channel": None, "queue_id": None}
+    assert list(names) == sorted(names, key=str.encode)
+    assert _may_have(file, ["/1", queue.lower()]) is read
+
+
 def test_what_does_not_exist_is_a_clear_error(tmp_path: Path, spark: Any) -> None:
     with pytest.raises(errors.DataDirMissing, match="archive_url="):
         mqcore.spark.read(spark, tmp_path.as_uri())

@@ -114,11 +114,28 @@ def _may_have(file: Mapping[str, Any], wanted: list[str] | None) -> bool:
         return True
     if file.get("queues") is not None:
         first, last = file["queues"]
-        # The order of names with upper-case letters says nothing about their lower-case forms.
-        if first != first.lower() or last != last.lower():
-            return True
-        return any(first <= queue <= last for queue in wanted)
+        # The lower-case forms of other letters than ASCII do not tell all of their other forms.
+        return any(not queue.isascii() or _is_between(first, last, queue) for queue in wanted)
     return file["channel"] is not None and f"{file['channel']}/{file['queue_id']}".lower() in wanted
+
+
+def _is_between(first: str, last: str | None, queue: str) -> bool:
+    """Whether a name whose lower-case form is `queue` can be from `first` to `last`; `None`: there is no last name.
+
+    Names are in the order of their characters: the lower-case form of a name in this range can be outside of it.
+    """
+    if not queue or (not first and last is None):
+        return not first
+    forms = {queue[0], queue[0].upper()} | ({"\N{KELVIN SIGN}"} if queue[0] == "k" else set())
+    return any(
+        _is_between(
+            first[1:] if form == first[:1] else "",
+            last[1:] if last is not None and form == last[:1] else None,
+            queue[1:],
+        )
+        for form in forms
+        if form >= first[:1] and (last is None or form <= last[:1])
+    )
 
 
 def _others(spark: SparkSession, load: Mapping[str, str], table: Table, columns: list[str], **bounds: str) -> DataFrame:
