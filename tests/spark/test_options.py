@@ -380,6 +380,51 @@ def test_filters_of_one_column_keep_what_both_let_pass() -> None:
     assert (between.since_us, between.until_us) == (us, us + 3_600_000_001)
 
 
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("queue", [f"q{number}/0" for number in range(2000)]),
+        ("channel", ["a"] * 1025),
+        ("topic", [f"orders-of-a-customer-with-a-long-name-{number}/0" for number in range(200)]),
+        ("queue", [f"\N{GREEK SMALL LETTER ALPHA}{number}/0" for number in range(600)]),
+        ("kind", ["k" * 9000]),
+    ],
+    ids=["many", "one too many", "long", "escaped", "kinds"],
+)
+def test_filter_with_more_names_than_a_request_can_have_is_left_to_spark(column: str, values: list[str]) -> None:
+    pytest.importorskip("pyspark")
+    from pyspark.sql.datasource import EqualTo, In
+
+    from mqcore.spark.source import FilteringReader
+
+    plan = Plan.of(ReadOptions.parse({"admin": "http://broker:2627"}), [("value", "binary")])
+    filters = [In((column,), tuple(values)), EqualTo(("channel",), "a"), EqualTo(("kind",), "acked")]
+    assert list(FilteringReader(plan).pushFilters(filters)) == filters
+    assert (plan.queues, plan.kinds) == (("a",), ("acked",)), "other filters still apply"
+
+
+def test_filter_with_as_many_names_as_possible_fits_into_a_request() -> None:
+    pytest.importorskip("pyspark")
+    from pyspark.sql.datasource import In
+
+    from mqcore.spark.filters import narrow
+    from mqcore.spark.origin import _headers
+
+    for name, count in (("q{}", 780), ("a", 1024), ("a-name-of-a-queue-with-{}/0", 240)):
+        options = ReadOptions.parse({"admin": "http://broker:2627", "includeHeaders": "true", "includeMeta": "true"})
+        plan = Plan.of(options, columns_of(options))
+        names = tuple(name.format(number) for number in range(count))
+        narrow(plan, In(("queue",), names))
+        assert plan.queues == names
+        stretches = [[shard, (1 << 50) + shard, (1 << 51) + shard] for shard in range(32)]
+        question = {"do": "pieces", "request": plan.request(), "stretches": stretches, "target_bytes": 1 << 26}
+        assert _headers(question)
+    local = Plan.of(read(), [("value", "binary")])
+    names = tuple(f"a-name-of-a-queue-with-{number}/0" for number in range(1024))
+    narrow(local, In(("queue",), names))
+    assert local.queues == names, "a data directory gets no such question"
+
+
 ENDS = [Ends(0, "j0", 10, 40), Ends(1, "j1", 0, 7)]
 
 
