@@ -162,6 +162,25 @@ impl World {
         }
     }
 
+    /// Sends the last input of a peer, which closes its side at once.
+    fn send_last(&mut self, connection: ConnectionId, bytes: &[u8]) {
+        self.peers.get_mut(&connection).unwrap().unread.extend_from_slice(bytes);
+        // The session pauses while the broker accepts the peer.
+        for _ in 0..2 {
+            self.read_so(connection, true);
+        }
+    }
+
+    /// A client connects, sends a job to each of these queues, and closes its side at once.
+    fn close_after(&mut self, queues: &[&str]) {
+        let client = self.connect(Role::Frontend);
+        let requests: Vec<u8> = queues.iter().flat_map(|queue| request_to(queue)).collect();
+        self.send_last(client, &[handshake(SocketType::Dealer), requests].concat());
+        assert!(self.peers[&client].session.is_closing(), "it is gone by itself");
+        assert!(self.request_errors(client).is_empty());
+        self.close(client);
+    }
+
     fn read(&mut self, connection: ConnectionId) {
         self.read_so(connection, false);
     }
@@ -231,7 +250,10 @@ impl World {
     }
 
     fn tell(&mut self, to: ConnectionId, event: Event) {
-        if let Some(peer) = self.peers.get_mut(&to)
+        let Some(peer) = self.peers.get_mut(&to) else { return };
+        // The server does not call such a session again.
+        if peer.error.is_none()
+            && !peer.session.is_closing()
             && let Err(error) = peer.session.event(event, self.now, &mut peer.written)
         {
             peer.error = Some(error);
@@ -617,30 +639,62 @@ fn unique_key_allows_one_job_and_duplicates_are_reported() {
     assert_eq!(world.jobs(worker).len(), 0);
 }
 
+/// A job for a queue. Its id is the name of the queue.
+fn request_to(queue: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let queue = queue.as_bytes();
+    encode_message(&[b"", b"eMQP/1.0", b"REQUEST", queue, queue, b"", b"job"], &mut bytes);
+    bytes
+}
+
 #[test]
 fn a_client_that_closes_at_once_loses_no_job() {
     let mut world = World::new(3);
-    for queue in ["default", "nobody"] {
-        let client = world.connect(Role::Frontend);
-        let mut bytes = handshake(SocketType::Dealer);
-        encode_message(
-            &[b"", b"eMQP/1.0", b"REQUEST", queue.as_bytes(), queue.as_bytes(), b"", b"job"],
-            &mut bytes,
-        );
-        world.peers.get_mut(&client).unwrap().unread.extend_from_slice(&bytes);
-        // The last input arrives together with the end of input.
-        world.read_so(client, true);
-        world.read_so(client, true);
-        assert!(world.peers[&client].session.is_closing(), "it is gone by itself");
-        world.close(client);
-    }
+    world.close_after(&["default"]);
+    world.close_after(&["nobody"]);
     let worker = world.worker("", 4);
     assert_eq!(world.jobs(worker), ["default", "nobody"]);
     // A client without jobs is closed too.
-    let client = world.connect(Role::Frontend);
-    world.peers.get_mut(&client).unwrap().unread = handshake(SocketType::Dealer);
-    world.read_so(client, true);
-    assert!(world.peers[&client].session.is_closing());
+    world.close_after(&[]);
+}
+
+#[test]
+fn jobs_of_a_client_that_closes_at_once_wait_in_default_even_if_it_does_not_exist_yet() {
+    for queues in [&["nobody"][..], &["a", "b", "c", "d", "e", "f"]] {
+        let mut world = World::new(3);
+        world.close_after(queues);
+        let worker = world.worker("", queues.len());
+        assert_eq!(world.jobs(worker), queues);
+    }
+}
+
+#[test]
+fn a_client_that_closes_at_once_is_closed_after_every_shard_has_answered() {
+    let mut world = World::new(3);
+    let client = world.client();
+    let bytes: Vec<u8> = ["a", "b", "c", "d", "e", "f"].into_iter().flat_map(request_to).collect();
+    let (now, mut commands, mut output) = (world.now, Vec::new(), Vec::new());
+    let session = &mut world.peers.get_mut(&client).unwrap().session;
+    session.receive_last(&bytes, now, &mut commands, &mut output).unwrap();
+    let Some(Command::Request(number, _)) = commands.pop() else { panic!("{commands:?}") };
+    for _ in 0..2 {
+        session.event(Event::Answered(number, Ok(Reply::Done)), now, &mut output).unwrap();
+    }
+    assert!(!session.is_closing(), "the third shard may still reject a job");
+    let Command::Publish { queue, message } = commands.swap_remove(0) else { panic!("{commands:?}") };
+    let rejection = Rejection::new(RejectionKind::NotFound, "there is no such queue");
+    session.event(Event::PublishRefused { queue, message, rejection }, now, &mut output).unwrap();
+    session.event(Event::Answered(number, Ok(Reply::Done)), now, &mut output).unwrap();
+    let commands = session.take_commands();
+    let [Command::Publish { queue, .. }, Command::Request(number, _)] = &commands[..] else {
+        panic!("{commands:?}")
+    };
+    assert_eq!(queue.to_string(), "default/0");
+    for _ in 0..3 {
+        assert!(!session.is_closing(), "this queue may reject it too");
+        session.event(Event::Answered(*number, Ok(Reply::Done)), now, &mut output).unwrap();
+    }
+    assert!(session.is_closing());
 }
 
 #[test]

@@ -29,6 +29,8 @@ pub(super) struct Intake {
     waiting: Vec<(QueueAddress, Message)>,
     /// Queues that are being created.
     creating: Vec<QueueAddress>,
+    /// Jobs were sent to queues since [`Intake::take_sent`].
+    sent: bool,
 }
 
 /// The next step for a job that a queue rejected.
@@ -59,9 +61,9 @@ impl Intake {
         !self.creating.is_empty()
     }
 
-    /// Queues that recent jobs were sent to and that may still reject them.
-    pub(super) fn recent(&self) -> impl Iterator<Item = &QueueAddress> {
-        self.known.iter().flatten().map(|(_, address)| address)
+    /// Whether jobs were sent to queues since the last call, which the queues may still reject.
+    pub(super) fn take_sent(&mut self) -> bool {
+        std::mem::take(&mut self.sent)
     }
 
     /// Puts a job into its queue.
@@ -75,6 +77,7 @@ impl Intake {
         let queue = self.address(job.queue);
         let message = job::message(id, job, &queue, true, client)?;
         commands.push(Command::Publish { queue, message });
+        self.sent = true;
         Ok(())
     }
 
@@ -108,6 +111,7 @@ impl Intake {
             message = job::redirected(&message, &queue, &default);
             if !self.creating.contains(&default) {
                 commands.push(Command::Publish { queue: default, message });
+                self.sent = true;
                 return Refused::FellBack;
             }
             queue = default;
@@ -141,6 +145,7 @@ impl Intake {
             Err(rejection) if rejection.kind != RejectionKind::AlreadyExists => ready.collect(),
             _ => {
                 commands.extend(ready.map(|message| Command::Publish { queue: queue.clone(), message }));
+                self.sent = true;
                 Vec::new()
             }
         }

@@ -1,6 +1,7 @@
 //! One conversation: input from the peer, events from the broker.
 
 mod administrators;
+mod ending;
 mod ledger;
 mod rejections;
 mod requests;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqcore_broker::model::client::{Client, Introduction};
-use mqcore_broker::model::command::{Command, Request};
+use mqcore_broker::model::command::Command;
 use mqcore_broker::model::effect::{Event, Publication, Reply};
 use mqcore_broker::model::id::RequestId;
 use mqcore_broker::model::message::Message;
@@ -104,8 +105,8 @@ pub struct EventmqSession {
     request_errors: Vec<RequestError>,
     ignored: u64,
     stops_broker: bool,
-    /// Outstanding answers that a client without further input has to wait for: its jobs may still be rejected.
-    fences: Option<usize>,
+    /// The peer has closed its side, and all its messages are read.
+    has_ended: bool,
 }
 
 impl EventmqSession {
@@ -138,7 +139,7 @@ impl EventmqSession {
             request_errors: Vec::new(),
             ignored: 0,
             stops_broker: false,
-            fences: None,
+            has_ended: false,
             config,
         }
     }
@@ -248,10 +249,7 @@ impl EventmqSession {
             Some((RequestSubject::Administer(request, id), _)) => {
                 self.administer(request, &id, answer, now, output);
             }
-            Some((RequestSubject::Fence, _)) => {
-                self.fences = self.fences.map(|fences| fences.saturating_sub(1));
-                self.finish();
-            }
+            Some((RequestSubject::Fence, _)) => self.finish(),
             // An answer has one part for each shard. If one shard rejects the request, all do.
             Some((RequestSubject::Topic, last)) => {
                 if let Err(rejection) = answer
@@ -264,21 +262,6 @@ impl EventmqSession {
             }
         }
         Ok(())
-    }
-
-    /// Whether the peer's last messages count even if it has closed the connection by now.
-    fn sends_jobs(&self) -> bool {
-        matches!(self.role, Role::Frontend | Role::Publish)
-            && matches!(self.stage, Stage::Introduced | Stage::Open)
-    }
-
-    /// A client has closed its side: the connection ends as soon as none of its jobs can be rejected any more, and all its
-    /// schedules have passed their checks.
-    fn finish(&mut self) {
-        let is_done = self.fences == Some(0) && !self.intake.holds() && !self.pending.checks_schedules();
-        if self.stage == Stage::Open && is_done {
-            self.stage = Stage::Over;
-        }
     }
 
     /// The broker has answered for a result that was published to a queue. False if the message is not a result.
@@ -409,15 +392,10 @@ impl Session for EventmqSession {
         output: &mut Vec<u8>,
     ) -> Result<usize, SessionError> {
         let consumed = self.receive(input, now, commands, output)?;
-        // Many clients send one job and close at once.
-        if consumed == input.len() && self.sends_jobs() && self.fences.is_none() {
-            let channels: Vec<_> = self.intake.recent().map(|queue| queue.channel.clone()).collect();
-            self.fences = Some(channels.len());
-            for channel in channels {
-                let number = self.pending.expect(RequestSubject::Fence, 1);
-                commands.push(Command::Request(number, Box::new(Request::Leave { channel })));
-            }
+        if consumed == input.len() && self.sends_jobs() {
+            self.has_ended = true;
             self.finish();
+            commands.append(&mut self.wanted);
         }
         Ok(consumed)
     }

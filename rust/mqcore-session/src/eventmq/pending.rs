@@ -103,11 +103,12 @@ impl PendingRequests {
         self.open.len() >= OPEN_MAX
     }
 
-    /// Whether rights on schedules are still being checked.
-    pub(super) fn checks_schedules(&self) -> bool {
-        self.open.iter().any(|(_, (asked, _))| {
-            matches!(asked, RequestSubject::Schedule(_) | RequestSubject::HandOver(..))
-        })
+    /// Whether a client that has closed its side has to wait: rights on its schedules and jobs are still being checked,
+    /// or a shard has not answered a marker.
+    pub(super) fn holds_end(&self) -> bool {
+        use RequestSubject::{Fence, HandOver, Ledger, Schedule};
+        let holds = |asked: &RequestSubject| matches!(asked, Schedule(_) | HandOver(..) | Ledger(_) | Fence);
+        self.open.iter().any(|(_, (asked, _))| holds(asked))
     }
 
     /// The request id of a request that `parts` shards answer.

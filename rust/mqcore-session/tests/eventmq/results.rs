@@ -9,9 +9,11 @@ use mqcore_broker::model::effect::Event;
 use mqcore_broker::model::id::{ConnectionId, QueueAddress, RequestId};
 use mqcore_broker::model::job_notice::JobNotice;
 use mqcore_broker::model::message::{Message, Properties};
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::transfer::{MOVED_AT_ONCE_MAX, MoveMessages, MoveTarget};
 use mqcore_session::jobs::{EndReceiver, EndedJob, JobBoard, JobEnd, JobLedger, LedgerRequest};
 use mqcore_session::session::Session;
+use mqcore_wire::zmtp::encode_message;
 
 use super::World;
 
@@ -97,6 +99,28 @@ impl World {
         said.filter(|said| said[2] == "REPLY" && said[4].starts_with('{'))
             .map(|said| said[4].clone())
             .collect()
+    }
+}
+
+#[test]
+fn a_client_that_closes_at_once_still_cancels_jobs_and_begins_flows() {
+    let flow = r#"{"id": "f", "steps": [
+        {"id": "s", "queue": "default", "headers": "result-ttl:60", "head": "[]"}
+    ]}"#;
+    for frames in [&["CANCEL", "c", "j", "default", "soft"][..], &["FLOW", "f", flow]] {
+        let (mut world, _, client) = world();
+        let (now, mut bytes, mut commands) = (world.now, Vec::new(), Vec::new());
+        let message: Vec<&[u8]> =
+            ["", "eMQP/1.0"].iter().chain(frames).map(|frame| frame.as_bytes()).collect();
+        encode_message(&message, &mut bytes);
+        let session = &mut world.peers.get_mut(&client).unwrap().session;
+        session.receive_last(&bytes, now, &mut commands, &mut Vec::new()).unwrap();
+        let [Command::Request(number, _)] = commands[..] else { panic!("{commands:?}") };
+        assert!(!session.is_closing(), "its rights are being checked: {}", frames[0]);
+        let refused = Err(Rejection::new(RejectionKind::Unauthorized, "no"));
+        session.event(Event::Answered(number, refused), now, &mut Vec::new()).unwrap();
+        assert!(session.is_closing());
+        assert_eq!(world.request_errors(client), ["no"]);
     }
 }
 
