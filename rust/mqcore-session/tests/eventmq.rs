@@ -698,6 +698,29 @@ fn a_client_that_closes_at_once_is_closed_after_every_shard_has_answered() {
 }
 
 #[test]
+fn half_a_frame_does_not_hold_the_connection_of_a_client_that_has_closed_its_side() {
+    let request = request_to("default");
+    for half in [&request[..1], &request[..request.len() - 1]] {
+        for role in [Role::Frontend, Role::Publish] {
+            for before in [&[][..], &request] {
+                let mut world = World::new(3);
+                let peer = world.join(role, b"");
+                world.send_last(peer, &[before, half].concat());
+                assert!(world.peers[&peer].session.is_closing());
+                world.close(peer);
+                let jobs = usize::from(role == Role::Frontend && !before.is_empty());
+                let worker = world.worker("", 2);
+                assert_eq!(world.jobs(worker).len(), jobs, "whole frames count");
+            }
+            let mut world = World::new(3);
+            let peer = world.connect(role);
+            world.send_last(peer, &[&handshake(SocketType::Dealer), half].concat());
+            assert!(world.peers[&peer].session.is_closing());
+        }
+    }
+}
+
+#[test]
 fn a_result_reaches_only_the_client_of_its_request() {
     let mut world = World::new(2);
     let worker = world.worker("", 3);

@@ -392,7 +392,9 @@ impl Session for EventmqSession {
         output: &mut Vec<u8>,
     ) -> Result<usize, SessionError> {
         let consumed = self.receive(input, now, commands, output)?;
-        if consumed == input.len() && self.sends_jobs() {
+        // An incomplete frame does not count.
+        let waits = consumed < input.len() && !self.may_read();
+        if !waits && self.sends_jobs() {
             self.has_ended = true;
             self.finish();
             commands.append(&mut self.wanted);
