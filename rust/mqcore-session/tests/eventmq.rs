@@ -1042,6 +1042,37 @@ fn joined_peers_get_heartbeats_and_time_out_after_ten_seconds() {
 }
 
 #[test]
+fn messages_of_a_worker_before_its_ack_count() {
+    let joining = |words: &[&str]| -> Vec<u8> {
+        let mut bytes = Vec::new();
+        encode_message(&[b"", b"eMQP/1.0", b"INFORM", b"i", b"", b"worker"], &mut bytes);
+        for word in words {
+            encode_message(&[b"", b"eMQP/1.0", word.as_bytes(), b"m"], &mut bytes);
+        }
+        bytes
+    };
+    let mut world = World::new(3);
+    let client = world.client();
+    world.request(client, "1", "default", "");
+    let worker = world.join(Role::Backend, b"");
+    world.send(worker, &joining(&["READY", "HEARTBEAT", "READY"]));
+    let said: Vec<_> = world.heard(worker).into_iter().map(|said| said[2].clone()).collect();
+    assert_eq!(said, ["ACK", "HEARTBEAT", "REQUEST"]);
+    for id in ["2", "3"] {
+        world.request(client, id, "default", "");
+    }
+    assert_eq!(world.jobs(worker), ["2"], "it has two slots");
+    assert_eq!(world.count(|counters| &counters.ignored), 0);
+    for word in ["KBYE", "KBAI", "DISCONNECT"] {
+        let leaving = world.join(Role::Backend, b"");
+        world.send(leaving, &joining(&["READY", word]));
+        world.say(leaving, &["READY", "r"]);
+        let said: Vec<_> = world.heard(leaving).into_iter().map(|said| said[2].clone()).collect();
+        assert_eq!(said, ["ACK", "HEARTBEAT"], "{word}");
+    }
+}
+
+#[test]
 fn leaving_worker_finishes_its_jobs_and_gets_no_more() {
     for goodbye in ["KBYE", "KBAI", "DISCONNECT", "kbye"] {
         let mut world = World::new(1);

@@ -67,8 +67,9 @@ enum Stage {
 enum Part {
     /// No role beyond the one of its listener.
     None,
-    /// It has asked to be a worker; its subscriptions are not confirmed yet.
-    Joining { id: Box<[u8]>, work: Box<Work>, open: usize },
+    /// It has asked to be a worker; its subscriptions are not confirmed yet. Its `slots` count from then on, so that it
+    /// gets no job before the ACK.
+    Joining { id: Box<[u8]>, work: Box<Work>, open: usize, slots: u32 },
     /// It is a worker.
     Worker(Box<Work>),
     /// It has asked to be a scheduler; the broker checks whether it may.

@@ -94,6 +94,7 @@ impl EventmqSession {
     ) -> Result<(), String> {
         match (message.command, &mut self.part) {
             (EmqpCommand::Ready, Part::Worker(work)) => work.ready(),
+            (EmqpCommand::Ready, Part::Joining { slots, .. }) => *slots = slots.saturating_add(1),
             (EmqpCommand::Reply { body, request: Some(request) }, Part::Worker(work)) => {
                 let Some(client) = &self.client else { return Ok(()) };
                 if !work.result(request, body, client, now, commands) {
@@ -111,15 +112,17 @@ impl EventmqSession {
             // Like any message, it shows that the worker is alive. Queues that have not been notified of free slots are
             // notified now.
             (EmqpCommand::Heartbeat, Part::Worker(work)) => work.has_room |= work.slots().free() > 0,
+            (EmqpCommand::Heartbeat, Part::Joining { .. }) => {}
             (EmqpCommand::Inform { queues, kind: PeerKind::Worker, counts }, _) => {
                 return self.join(message.id, queues, counts, now, commands, output);
             }
             (EmqpCommand::Inform { kind: PeerKind::Scheduler, .. }, _) => {
                 return Err("a scheduler must connect to a listener with role=frontend".to_owned());
             }
-            (EmqpCommand::Kbye | EmqpCommand::Kbai | EmqpCommand::Disconnect, Part::Worker(work)) => {
-                work.leave()
-            }
+            (
+                EmqpCommand::Kbye | EmqpCommand::Kbai | EmqpCommand::Disconnect,
+                Part::Worker(work) | Part::Joining { work, .. },
+            ) => work.leave(),
             _ => self.ignore(),
         }
         Ok(())

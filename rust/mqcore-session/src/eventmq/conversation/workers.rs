@@ -68,7 +68,7 @@ impl EventmqSession {
                 .push(Command::Request(number, Box::new(Request::SubscribeQueue(Box::new(subscription)))));
         }
         let open = work.served().len();
-        self.part = Part::Joining { id: id.into(), work, open };
+        self.part = Part::Joining { id: id.into(), work, open, slots: 0 };
         Ok(())
     }
 
@@ -87,10 +87,14 @@ impl EventmqSession {
         }
         *open -= 1;
         if *open == 0
-            && let Part::Joining { id, work, .. } = std::mem::replace(&mut self.part, Part::None)
+            && let Part::Joining { id, mut work, slots, .. } = std::mem::replace(&mut self.part, Part::None)
         {
-            self.part = Part::Worker(work);
             self.acknowledge(&id, now, output);
+            for _ in 0..slots {
+                work.ready();
+            }
+            work.announce_room(&mut self.wanted);
+            self.part = Part::Worker(work);
         }
         Ok(())
     }
