@@ -4,6 +4,10 @@ use crate::micromessage_world;
 
 use std::time::Duration;
 
+use mqcore_broker::model::command::Command;
+use mqcore_broker::model::effect::Event;
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::time::Timestamp;
 use mqcore_session::extension::{ExtensionFailure, VendorFrame};
 use mqcore_session::micromessage::listener::MicroMessageTerms;
 use mqcore_session::micromessage::{OPEN_FRAMES_MAX, SUBSCRIPTIONS_MAX};
@@ -366,6 +370,31 @@ fn a_removed_queue_ends_its_subscriptions() {
     );
     world.send(peer, &command("subscribe;destination=orders,id=s"));
     assert_eq!(world.heard(peer), [Heard::Command("ok;id=s".into())]);
+}
+
+#[test]
+fn a_subscription_whose_new_prefetch_is_rejected_continues() {
+    let mut world = World::new(1);
+    let (peer, sender) = (world.open("batch-ack", "pub-sub;x-mqcore"), world.open("", ""));
+    world.send(peer, &command("subscribe;destination=q,id=1"));
+    assert_eq!(world.heard(peer), [Heard::Command("ok;id=1".into())]);
+    let (now, mut commands, mut output) = (Timestamp(0), Vec::new(), Vec::new());
+    let session = world.session(peer);
+    session.receive(&command("prefetch;id=1,count=5"), now, &mut commands, &mut output).unwrap();
+    let [Command::Request(number, _)] = commands[..] else { panic!("{commands:?}") };
+    let rejection = Rejection::new(RejectionKind::Unauthorized, "no");
+    session.event(Event::Answered(number, Err(rejection)), now, &mut output).unwrap();
+    world.send(sender, &send(1, "q", "", b"job"));
+    assert_eq!(world.heard(peer), [message(1, "q", "", b"job")]);
+    assert_eq!(output, command("fail;id=1,command=prefetch,reason=auth%3A%20no"));
+    world.send(peer, &command("prefetch;id=1,count=5"));
+    assert_eq!(world.heard(peer), [Heard::Command("ok;id=1".into())]);
+    world.send(peer, &command("prefetch;id=1,count=0"));
+    let heard = world.heard(peer);
+    assert!(
+        matches!(&heard[..], [Heard::Command(fail)] if fail.starts_with("fail;id=1,command=prefetch,reason=")),
+        "{heard:?}"
+    );
 }
 
 // ---- acknowledgements ------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use mqcore_wire::codec::Limits;
-use mqcore_wire::error::WireError;
 use mqcore_wire::micromessage::content::{Content, check_type, common_lines, write_headers};
 use mqcore_wire::micromessage::extension::{Agreement, ExtensionKind};
 use mqcore_wire::micromessage::failure::{ErrorToken, ProtocolFailure};
@@ -37,8 +36,6 @@ use crate::standing::{Leaving, Register};
 const KEEP_ALIVE: &[u8] = b"keep-alive";
 /// The reason of a nack, which has none in this protocol.
 const REFUSED: &str = "refused";
-/// Begins the id of a `fail` that has the reason for which a message is refused; the number of the message follows.
-const MESSAGE: &[u8] = b"message-";
 /// Size of an acknowledgement frame: flags, extension, length, number.
 const ACKNOWLEDGEMENT_BYTES: usize = 5;
 
@@ -523,28 +520,6 @@ impl<W> Conversation<W> {
         };
         Ok(FrameEvent::Settled(pending.waiter, Err(refused)))
     }
-
-    /// Handles the answer to a command: `ok;id=...` or `fail;id=...,reason=...`.
-    fn answered(&mut self, payload: &[u8]) -> Result<FrameEvent<W>, WireError> {
-        let said = command::parse(payload)?;
-        let id = said.argument("id").unwrap_or_default();
-        let reason = || String::from_utf8_lossy(said.argument("reason").unwrap_or_default()).into_owned();
-        if said.name == "fail"
-            && let Some(number) =
-                id.strip_prefix(MESSAGE).and_then(|number| str::from_utf8(number).ok()?.parse().ok())
-        {
-            self.refusal = Some((number, reason()));
-            return Ok(FrameEvent::Nothing);
-        }
-        let Some(queue) = self.subscribed.of_id(id).cloned() else {
-            // The answer to a heartbeat or an unsubscribe.
-            return Ok(FrameEvent::Nothing);
-        };
-        if said.name == "ok" {
-            return Ok(self.subscribed.agreed(&queue));
-        }
-        Ok(self.subscribed.refused(&queue, &rejection("subscribe to", queue.name().into(), &reason())))
-    }
 }
 
 /// The next step if receipts are missing.
@@ -595,6 +570,7 @@ fn code(token: &str) -> u16 {
     meanings.iter().find(|(known, _)| known.as_str() == token).map_or(1, |(_, code)| *code)
 }
 
+mod answers;
 mod leaving;
 #[cfg(test)]
 mod tests;

@@ -18,9 +18,10 @@ use mqcore_wire::micromessage::content::Content;
 use mqcore_wire::micromessage::extension::{Agreement, ExtensionKind};
 use mqcore_wire::micromessage::failure::{ErrorToken, ProtocolFailure};
 use mqcore_wire::micromessage::negotiation::{Capabilities, Lists};
-use mqcore_wire::micromessage::{Assembled, Assembly, Frame, MessageFrame, command, decode, encode, needed};
+use mqcore_wire::micromessage::{Assembled, Assembly, Frame, MessageFrame, decode, encode, needed};
 use slab::Slab;
 
+use self::commands::{write_fail, write_ok, write_prefetch_fail};
 use super::budget::FilterBudget;
 use super::incoming::{Arrived, Incoming};
 use super::listener::MicroMessageTerms;
@@ -70,6 +71,8 @@ struct PendingRequest {
 #[derive(Debug, Clone, Copy)]
 enum RequestSubject {
     Subscribing(Tag),
+    /// A new prefetch of a subscription.
+    Prefetch,
     Unsubscribing(Tag),
 }
 
@@ -285,19 +288,28 @@ impl MicroMessageSession {
         let Some(PendingRequest { about, id }) = self.asked.try_remove(number.0 as usize) else {
             return Ok(());
         };
-        let (RequestSubject::Subscribing(tag) | RequestSubject::Unsubscribing(tag)) = about;
-        if result.is_err() || matches!(about, RequestSubject::Unsubscribing(_)) {
-            self.subscriptions.end(tag);
-        }
-        // Ending a subscription that is already ending succeeds.
-        let result =
-            if matches!(about, RequestSubject::Unsubscribing(_)) { result.or_else(gone) } else { result };
+        let result = match about {
+            RequestSubject::Subscribing(tag) => {
+                if result.is_err() {
+                    self.subscriptions.end(tag);
+                }
+                result
+            }
+            // If it is rejected, the subscription continues as it was.
+            RequestSubject::Prefetch => result,
+            // Ending a subscription that is already ending succeeds.
+            RequestSubject::Unsubscribing(tag) => {
+                self.subscriptions.end(tag);
+                result.or_else(gone)
+            }
+        };
         match (result, id.filter(|_| self.answers_commands())) {
             (Ok(()), Some(id)) => write_ok(&id, output),
             (Ok(()), None) => {}
-            (Err(rejection), Some(id)) => {
-                write_fail(&id, &failure(&rejection), output);
+            (Err(rejection), Some(id)) if matches!(about, RequestSubject::Prefetch) => {
+                write_prefetch_fail(&id, &failure(&rejection), output);
             }
+            (Err(rejection), Some(id)) => write_fail(&id, &failure(&rejection), output),
             (Err(rejection), None) => return Err(self.refuse(&failure(&rejection), output)),
         }
         Ok(())
@@ -389,20 +401,6 @@ fn token(kind: RejectionKind) -> ErrorToken {
         RejectionKind::BadRequest => ErrorToken::Malformed,
         _ => ErrorToken::Internal,
     }
-}
-
-fn write_ok(id: &str, output: &mut Vec<u8>) {
-    write_command("ok", &[("id", id.as_bytes())], output);
-}
-
-fn write_fail(id: &str, failure: &ProtocolFailure, output: &mut Vec<u8>) {
-    write_command("fail", &[("id", id.as_bytes()), ("reason", failure.to_string().as_bytes())], output);
-}
-
-fn write_command(name: &str, arguments: &[(&str, &[u8])], output: &mut Vec<u8>) {
-    let mut payload = Vec::new();
-    command::encode(name, arguments, &mut payload);
-    encode(&Frame::Command { payload: &payload }, output);
 }
 
 impl Session for MicroMessageSession {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use foldhash::HashMap;
-use mqcore_broker::model::id::{QueueAddress, Tag, TopicName};
+use mqcore_broker::model::id::{Tag, TopicName};
 use mqcore_wire::micromessage::failure::{ErrorToken, ProtocolFailure};
 use mqcore_wire::micromessage::filter::{Filter, FilteredMessage, OverBudget, STEPS_MAX};
 use mqcore_wire::micromessage::properties::{self, Typing};
@@ -27,8 +27,6 @@ pub(super) struct Subscription {
     pub(super) place: Place,
     /// As the peer wrote it, and as it appears in each message.
     pub(super) destination: Arc<[u8]>,
-    /// Maximum number of unsettled messages of its queue; 0: only the window of the connection.
-    pub(super) prefetch: u16,
 }
 
 /// The subscriptions to one topic.
@@ -116,16 +114,6 @@ impl Subscriptions {
         Ok(tag)
     }
 
-    /// Sets the prefetch of a subscription to a queue. Returns the queue; `None` for a topic.
-    pub(super) fn set_prefetch(&mut self, tag: Tag, prefetch: u16) -> Option<QueueAddress> {
-        let subscription = self.by_tag.get_mut(&tag)?;
-        subscription.prefetch = prefetch;
-        match &subscription.place {
-            Place::Queue(queue) => Some(queue.clone()),
-            Place::Topic(_) => None,
-        }
-    }
-
     pub(super) fn tag(&self, key: &Key) -> Option<Tag> {
         self.by_key.get(key).copied()
     }
@@ -201,7 +189,6 @@ mod tests {
                 key: Key::Id(number.to_string().into()),
                 place: Place::Topic(topic),
                 destination: b"@topic:prices"[..].into(),
-                prefetch: 0,
             };
             all.add(subscription, Filter::parse(filter.as_bytes()).expect("a filter"))
                 .expect("there is room");

@@ -98,6 +98,9 @@ fn the_prefetch_of_a_subscription_is_that_of_all_its_users() {
     assert!(said(&mut conversation).ends_with("subscribe;destination=q,id=s1,prefetch=3"));
     conversation.take_up(&wanted(4), "two").unwrap();
     assert!(said(&mut conversation).ends_with("prefetch;id=s1,count=7"));
+    hear(&mut conversation, &Frame::Command { payload: b"ok;id=s1" });
+    let refused = Frame::Command { payload: b"fail;id=s1,command=prefetch,reason=auth%3A%20no" };
+    assert!(matches!(hear(&mut conversation, &refused), FrameEvent::Nothing), "the subscription stays");
     conversation.give_up(&wanted(3), 0);
     assert!(said(&mut conversation).ends_with("prefetch;id=s1,count=4"));
     conversation.give_up(&wanted(4), 2);

@@ -6,15 +6,18 @@ use mqcore_broker::model::command::{Command, Request};
 use mqcore_broker::model::id::{QueueAddress, RequestId, Tag};
 use mqcore_broker::model::subscription::{QueueSubscription, Settling, Terms as SubscriptionTerms};
 use mqcore_broker::model::topic::TopicPattern;
-use mqcore_wire::micromessage::command;
 use mqcore_wire::micromessage::extension::{ExtensionKind, WINDOW_MAX};
 use mqcore_wire::micromessage::failure::{ErrorToken, ProtocolFailure};
 use mqcore_wire::micromessage::field::is_field;
 use mqcore_wire::micromessage::filter::Filter;
+use mqcore_wire::micromessage::{Frame, command, encode};
 
-use super::{MicroMessageSession, PendingRequest, RequestSubject, made_by_receivers, write_fail, write_ok};
+use super::{MicroMessageSession, PendingRequest, RequestSubject, made_by_receivers};
 use crate::micromessage::destination::Place;
 use crate::micromessage::subscriptions::{Key, Subscription};
+
+/// The command that changes the prefetch of a subscription.
+const PREFETCH: &str = "prefetch";
 
 /// Rejects arguments that a known command does not have, and arguments that are given twice: with a misspelt `filter`, a
 /// subscription would receive everything.
@@ -22,7 +25,7 @@ fn check_arguments(said: &command::CommandPayload<'_>, extended: bool) -> Result
     let known: &[&str] = match &*said.name {
         "subscribe" if extended => &["id", "destination", "filter", "prefetch"],
         "subscribe" => &["id", "destination", "filter"],
-        "prefetch" if extended => &["id", "count"],
+        PREFETCH if extended => &["id", "count"],
         "unsubscribe" if extended => &["id", "destination", "started"],
         "unsubscribe" => &["id", "destination"],
         "working" if extended => &["sequence"],
@@ -89,7 +92,10 @@ impl MicroMessageSession {
         };
         match (done, id) {
             (Err(failure), Some(id)) if self.answers_commands() => {
-                write_fail(&id, &failure, output);
+                match &*said.name {
+                    PREFETCH => write_prefetch_fail(&id, &failure, output),
+                    _ => write_fail(&id, &failure, output),
+                }
                 Ok(())
             }
             (done, _) => done,
@@ -112,7 +118,7 @@ impl MicroMessageSession {
             }
             "subscribe" => self.subscribe(said, id, commands),
             "unsubscribe" => self.unsubscribe(said, id, commands, output),
-            "prefetch" if self.answers_commands() => self.prefetch(said, id, commands, output),
+            PREFETCH if self.answers_commands() => self.prefetch(said, id, commands, output),
             "working" if self.answers_commands() => {
                 let sequence = said.argument("sequence").unwrap_or_default();
                 self.outgoing.works_on(number("sequence", sequence)?, commands)
@@ -147,7 +153,7 @@ impl MicroMessageSession {
         let key = id.clone().map_or_else(|| Key::Destination(destination.into()), Key::Id);
         let prefetch = said.argument("prefetch").map_or(Ok(0), prefetch)?;
         let destination = destination.into();
-        let subscription = Subscription { key, place: place.clone(), destination, prefetch };
+        let subscription = Subscription { key, place: place.clone(), destination };
         let tag = self.subscriptions.add(subscription, filter)?;
         let request = match place {
             Place::Queue(queue) => Request::SubscribeQueue(Box::new(self.consuming(queue, tag, prefetch))),
@@ -170,12 +176,12 @@ impl MicroMessageSession {
         let count = prefetch(said.argument("count").ok_or_else(missing)?)?;
         let unknown = || ProtocolFailure::new(ErrorToken::Unexpected, "there is no such subscription");
         let tag = self.subscriptions.tag(&Key::Id(id.clone())).ok_or_else(unknown)?;
-        match self.subscriptions.set_prefetch(tag, count) {
-            Some(queue) => {
+        match self.subscriptions.get(tag).map(|subscription| subscription.place.clone()) {
+            Some(Place::Queue(queue)) => {
                 let request = Request::SubscribeQueue(Box::new(self.consuming(queue, tag, count)));
-                self.ask(RequestSubject::Subscribing(tag), Some(id), request, commands);
+                self.ask(RequestSubject::Prefetch, Some(id), request, commands);
             }
-            None => write_ok(&id, output),
+            Some(Place::Topic(_)) | None => write_ok(&id, output),
         }
         Ok(())
     }
@@ -252,4 +258,25 @@ impl MicroMessageSession {
         let number = RequestId(u32::try_from(number).expect("the number of open requests is limited"));
         commands.push(Command::Request(number, Box::new(request)));
     }
+}
+
+pub(super) fn write_ok(id: &str, output: &mut Vec<u8>) {
+    write_command("ok", &[("id", id.as_bytes())], output);
+}
+
+pub(super) fn write_fail(id: &str, failure: &ProtocolFailure, output: &mut Vec<u8>) {
+    write_command("fail", &[("id", id.as_bytes()), ("reason", failure.to_string().as_bytes())], output);
+}
+
+/// Answers a `prefetch`. Without the name of the command, the peer would take it for the end of the subscription.
+pub(super) fn write_prefetch_fail(id: &str, failure: &ProtocolFailure, output: &mut Vec<u8>) {
+    let reason = failure.to_string();
+    let arguments = [("id", id.as_bytes()), ("command", PREFETCH.as_bytes()), ("reason", reason.as_bytes())];
+    write_command("fail", &arguments, output);
+}
+
+fn write_command(name: &str, arguments: &[(&str, &[u8])], output: &mut Vec<u8>) {
+    let mut payload = Vec::new();
+    command::encode(name, arguments, &mut payload);
+    encode(&Frame::Command { payload: &payload }, output);
 }
