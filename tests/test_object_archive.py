@@ -206,6 +206,25 @@ def test_the_broker_reads_its_history_across_the_seam(store: ObjectStore, tmp_pa
         assert bodies(store, url).total() == 40
 
 
+def test_the_broker_reads_the_archive_that_it_has_begun_itself(store: ObjectStore, tmp_path: Path) -> None:
+    url = f"s3://{BUCKET}/begun"
+    directory = tmp_path / "data"
+    admin = ("--admin", "http://127.0.0.1:0")
+    with serving("--data-dir", str(directory), *admin, environment=environment(store, url)) as broker:
+        # The admin side is ready before the archive exists.
+        assert history_bodies(broker) == []
+        first = set(directory.glob("shard-*/*.segment"))
+        assert first
+        sent = publish(broker, 4, 40)
+        wait_for(store, url, sent)
+        wait_until(
+            lambda: not first <= set(directory.glob("shard-*/*.segment")),
+            limit=ARCHIVED,
+            what="the removal of a segment whose history is archived",
+        )
+        assert Counter(history_bodies(broker)) == Counter(sent.keys())
+
+
 def history_bodies(broker: ServedBroker) -> list[str]:
     """Bodies of all messages in the history, through the admin side."""
     request = json.dumps({"view": "messages", "columns": ["value"], "texts": ["value"]})

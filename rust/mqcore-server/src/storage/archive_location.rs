@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mqcore_archive::archive::ArchiveError;
 use mqcore_archive::manifest::{FileEntry, Manifest};
@@ -77,45 +78,70 @@ impl std::fmt::Debug for StoreAccess {
 /// The archive in a data directory and the one on object storage, as one.
 #[derive(Debug)]
 pub(super) struct CombinedArchive {
+    directory: PathBuf,
+    access: StoreAccess,
     files: DirectoryArchive,
-    objects: Option<LakeArchive>,
+    /// The archive on object storage, and the content of the file that names it.
+    objects: Mutex<Option<(Vec<u8>, Arc<LakeArchive>)>>,
 }
 
 impl CombinedArchive {
     /// Finds the archive of a data directory. Sends no request. `access` adds to the options that the directory stores.
     pub(super) fn open(directory: &Path, access: &StoreAccess) -> Result<Self, DataDirError> {
-        let files = DirectoryArchive::new(&directory.join(ARCHIVE));
-        let path = directory.join(FILE);
-        let failed = |source: io::Error| DataDirError::Io { path: path.clone(), source };
-        let json = match fs::read(&path) {
-            Ok(json) => json,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Ok(Self { files, objects: None });
-            }
-            Err(error) => return Err(failed(error)),
+        let archive = Self {
+            directory: directory.to_path_buf(),
+            access: access.clone(),
+            files: DirectoryArchive::new(&directory.join(ARCHIVE)),
+            objects: Mutex::default(),
         };
-        let location: Location = serde_json::from_slice(&json).map_err(|error| failed(error.into()))?;
-        let mut options = location.options;
-        options.extend(access.options.clone());
-        let location = LakeLocation::open_with(&location.url, &options, &access.variables);
-        let location = location.map_err(io::Error::other).map_err(failed)?;
-        let objects = LakeArchive::new(location).map_err(io::Error::other).map_err(failed)?;
-        Ok(Self { files, objects: Some(objects) })
+        archive.refreshed().map_err(|source| DataDirError::Io { path: archive.file(), source })?;
+        Ok(archive)
     }
 
-    /// The source that contains a file.
-    fn of(&self, file: &FileEntry) -> &dyn ArchiveSource {
-        match &self.objects {
-            Some(objects) if file.is_object() => objects,
-            _ => &self.files,
+    /// The file with the URL.
+    fn file(&self) -> PathBuf {
+        self.directory.join(FILE)
+    }
+
+    /// Returns the archive on object storage that the data directory has now: a running broker may have stored its URL after
+    /// this was opened. `None`: there is none.
+    fn refreshed(&self) -> io::Result<Option<Arc<LakeArchive>>> {
+        let json = match fs::read(self.file()) {
+            Ok(json) => json,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                *self.known() = None;
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        let mut known = self.known();
+        if let Some((_, objects)) = known.as_ref().filter(|(known, _)| *known == json) {
+            return Ok(Some(Arc::clone(objects)));
         }
+        let location: Location = serde_json::from_slice(&json)?;
+        let mut options = location.options;
+        options.extend(self.access.options.clone());
+        let location = LakeLocation::open_with(&location.url, &options, &self.access.variables);
+        let objects = LakeArchive::new(location.map_err(io::Error::other)?).map_err(io::Error::other)?;
+        let (_, objects) = known.insert((json, Arc::new(objects)));
+        Ok(Some(Arc::clone(objects)))
+    }
+
+    fn known(&self) -> MutexGuard<'_, Option<(Vec<u8>, Arc<LakeArchive>)>> {
+        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The archive on object storage if it contains a file; `None`: the file is in the data directory.
+    fn objects_with(&self, file: &FileEntry) -> Option<Arc<LakeArchive>> {
+        self.known().as_ref().filter(|_| file.is_object()).map(|(_, objects)| Arc::clone(objects))
     }
 }
 
 impl ArchiveSource for CombinedArchive {
     fn manifest(&self) -> Result<Option<Manifest>, ReadError> {
         let files = self.files.manifest()?;
-        let Some(objects) = &self.objects else { return Ok(files) };
+        let objects = self.refreshed().map_err(|source| ReadError::Io { path: self.file(), source })?;
+        let Some(objects) = objects else { return Ok(files) };
         Ok(match (files, objects.manifest()?) {
             (Some(files), Some(objects)) => Some(combined(files, objects)),
             (files, objects) => objects.or(files),
@@ -123,11 +149,17 @@ impl ArchiveSource for CombinedArchive {
     }
 
     fn open(&self, file: &FileEntry) -> Result<Option<ArchiveFile>, ReadError> {
-        self.of(file).open(file)
+        match self.objects_with(file) {
+            Some(objects) => objects.open(file),
+            None => self.files.open(file),
+        }
     }
 
     fn location(&self, file: &FileEntry) -> PathBuf {
-        self.of(file).location(file)
+        match self.objects_with(file) {
+            Some(objects) => objects.location(file),
+            None => self.files.location(file),
+        }
     }
 }
 
@@ -143,4 +175,37 @@ fn combined(files: Manifest, mut objects: Manifest) -> Manifest {
     }
     objects.files.splice(0..0, files.files);
     objects
+}
+
+#[cfg(test)]
+mod tests {
+    use mqcore_lake::lake::{Lake, LakeOptions};
+    use tempfile::TempDir;
+    use tokio::runtime::Builder;
+
+    use super::*;
+
+    #[test]
+    fn readers_find_tables_that_the_broker_opens_or_replaces_later() {
+        let root = TempDir::new().expect("a place for temporary files");
+        let directory = root.path().join("data");
+        fs::create_dir(&directory).expect("a place for temporary files");
+        let archive = CombinedArchive::open(&directory, &StoreAccess::default()).expect("an empty directory");
+        assert_eq!(archive.manifest().expect("there is no archive"), None);
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        for name in ["first", "second"] {
+            let place = root.path().join(name);
+            fs::create_dir(&place).expect("a place for temporary files");
+            let config = ObjectArchiveConfig::new(&format!("file://{}", place.display()));
+            let location = LakeLocation::open(&config.url, &config.options).expect("a valid URL");
+            let options = LakeOptions { journals: vec![7], is_new: true, ..LakeOptions::default() };
+            runtime.block_on(Lake::open(location, options, None, 0)).expect("a healthy disk");
+            write(&directory.join(FILE), &config, &DataFiles::Local).expect("a healthy disk");
+            assert!(archive.manifest().expect("the tables can be read").is_some(), "{name}");
+            let known = archive.known().as_ref().map(|(_, objects)| format!("{objects:?}"));
+            assert!(known.is_some_and(|known| known.contains(&config.url)), "{name}");
+        }
+        fs::remove_file(directory.join(FILE)).expect("it is there");
+        assert_eq!(archive.manifest().expect("there is no archive"), None);
+    }
 }
