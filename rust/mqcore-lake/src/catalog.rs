@@ -71,7 +71,7 @@ impl Catalog {
     /// Replaces the metadata `current`; `None` creates the table.
     ///
     /// # Errors
-    /// [`LakeError::Conflict`] if another commit came first. [`LakeError::Store`] and [`LakeError::Catalog`]: it is unknown
+    /// [`LakeError::Conflict`] if another commit came first, and [`LakeError::Gone`]. [`LakeError::Store`] and [`LakeError::Catalog`]: it is unknown
     /// whether the commit has happened, or will happen later. Only a later commit rules that out.
     pub(crate) async fn commit(
         &self,

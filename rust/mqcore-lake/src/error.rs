@@ -84,6 +84,18 @@ pub enum LakeError {
         /// Number below which all notes are in a table.
         archived: u64,
     },
+    /// The tables have archived history of this data directory, and the object store or the catalog does not have them now. New
+    /// ones in their place would hide that, and the journal would give up history that only they have.
+    #[error(
+        "the tables of the archive {url} are gone: there is no {missing}; bring the object store or the catalog back, or set \
+         archive_url to another prefix to begin a new archive"
+    )]
+    Gone {
+        /// The archive's URL.
+        url: String,
+        /// What is missing.
+        missing: String,
+    },
     /// A restore point of a continuous backup cannot be encoded or decoded.
     #[error("restore point {number}: {why}")]
     RestorePoint {

@@ -53,7 +53,8 @@ pub struct LakeOptions {
     pub writer: String,
     /// Identities of the journals of this broker's shards. A table of other journals belongs to another broker.
     pub journals: Vec<u64>,
-    /// Whether the broker has not used these tables before. They may then contain no history of its journals. Default false.
+    /// Whether the broker has not used these tables before. They are then created if there are none, and may contain no history
+    /// of its journals. Otherwise they must exist. Default false.
     pub is_new: bool,
     /// Number of partitions of each day. Only new tables use it. Default 2.
     pub buckets: u32,
@@ -140,7 +141,8 @@ impl Lake {
     ///
     /// # Errors
     /// [`LakeError::Fenced`] if another process has opened the tables after this one, [`LakeError::Owner`],
-    /// [`LakeError::Unconditional`], [`LakeError::Conflict`] if others do the same at this moment, and others.
+    /// [`LakeError::Gone`], [`LakeError::Unconditional`], [`LakeError::Conflict`] if others do the same at this moment, and
+    /// others.
     pub async fn open(
         location: impl Into<LakeLocation>,
         options: LakeOptions,
@@ -401,6 +403,10 @@ async fn open_or_create(
 ) -> Result<IcebergTable, LakeError> {
     match IcebergTable::open(location, table).await? {
         Some(table) => Ok(table),
+        None if !options.is_new => Err(LakeError::Gone {
+            url: location.store().url().to_owned(),
+            missing: format!("table {}", table.as_str()),
+        }),
         None => {
             let properties = HashMap::from([(OWNER.to_owned(), options.identity())]);
             IcebergTable::create(location, table, options.buckets, properties).await

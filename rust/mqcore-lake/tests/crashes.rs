@@ -28,6 +28,8 @@ struct Run {
     source: Source,
     lake: Option<Lake>,
     process: u64,
+    /// Whether the broker has opened the tables before.
+    has_tables: bool,
     /// Epoch of the last opening of this process.
     epoch: Option<u64>,
     now_ms: u64,
@@ -48,6 +50,7 @@ impl Run {
             source: Source::new(JOURNAL),
             lake: None,
             process: 0,
+            has_tables: false,
             epoch: None,
             now_ms: now_ms(),
             archived: 0,
@@ -57,7 +60,9 @@ impl Run {
 
     fn options(&self) -> LakeOptions {
         let writer = self.process.to_string();
-        LakeOptions { writer, journals: vec![JOURNAL], snapshot_age_ms: DAY_MS, ..LakeOptions::default() }
+        let is_new = !self.has_tables;
+        let journals = vec![JOURNAL];
+        LakeOptions { writer, journals, is_new, snapshot_age_ms: DAY_MS, ..LakeOptions::default() }
     }
 
     /// Another process of the same broker begins.
@@ -82,6 +87,7 @@ impl Run {
             let done = work(&mut lake, source, now_ms).await;
             Ok::<_, LakeError>((lake.epoch(), done.map(|done| (lake, done))))
         });
+        self.has_tables |= done.is_ok();
         match done {
             Ok((epoch, Ok((lake, done)))) => {
                 self.epoch = Some(epoch);

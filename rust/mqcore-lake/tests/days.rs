@@ -28,7 +28,7 @@ fn days_of_rounds_leave_few_objects_and_write_each_row_a_few_times() {
     let mut sources = [Source::new(70), Source::new(71)];
     let begin = now_ms();
     let mut now = begin;
-    let options = LakeOptions { journals: vec![70, 71], ..LakeOptions::default() };
+    let options = LakeOptions { journals: vec![70, 71], is_new: true, ..LakeOptions::default() };
     let mut metadata_max = 0;
     let mut lake = runtime.block_on(Lake::open(store.clone(), options, None, now)).expect("a healthy store");
     while now < begin + days * DAY_MS {

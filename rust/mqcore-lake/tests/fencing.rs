@@ -1,13 +1,16 @@
 //! Only one writer commits: a second broker is refused, a replaced process stops, and delayed commits come to nothing.
 
+use std::fs;
 use std::sync::Arc;
 
 use mqcore_archive::reading::source::ArchiveSource as _;
 use mqcore_journal::storage::Storage as _;
 use mqcore_lake::error::LakeError;
 use mqcore_lake::lake::{Lake, LakeOptions, ShardInput};
+use mqcore_lake::location::LakeLocation;
 use mqcore_lake::reading::LakeArchive;
 use mqcore_lake::store::Store;
+use tempfile::TempDir;
 
 use crate::reader::{manifest, notes, place};
 use crate::source::{Source, now_ms};
@@ -17,6 +20,11 @@ const DAY_MS: u64 = 86_400_000;
 
 fn options(journal: u64) -> LakeOptions {
     LakeOptions { journals: vec![journal], ..LakeOptions::default() }
+}
+
+/// Options of a broker that has not used the tables yet.
+fn new(journal: u64) -> LakeOptions {
+    LakeOptions { is_new: true, ..options(journal) }
 }
 
 async fn archive(lake: &mut Lake, source: &Source) -> Result<u64, LakeError> {
@@ -35,7 +43,8 @@ async fn notes_are_in_the_table_once_after_any_number_of_rounds_and_openings() {
     let store = place(Unreliable::new());
     let mut source = Source::new(77);
     for round in 0..5 {
-        let mut lake = Lake::open(store.clone(), options(77), None, now_ms()).await.expect("a healthy store");
+        let options = LakeOptions { is_new: round == 0, ..options(77) };
+        let mut lake = Lake::open(store.clone(), options, None, now_ms()).await.expect("a healthy store");
         assert_eq!(lake.epoch(), round + 1);
         for _ in 0..2 {
             source.note(DAY_MS + round);
@@ -51,7 +60,7 @@ async fn notes_are_in_the_table_once_after_any_number_of_rounds_and_openings() {
 #[tokio::test]
 async fn a_removed_segment_of_one_shard_delays_no_other() {
     let store = place(Unreliable::new());
-    let journals = LakeOptions { journals: vec![77, 78], ..LakeOptions::default() };
+    let journals = LakeOptions { journals: vec![77, 78], ..new(77) };
     let mut lake = Lake::open(store.clone(), journals, None, now_ms()).await.expect("a healthy store");
     let [mut shortened, mut other] = [77, 78].map(Source::new);
     for source in [&mut shortened, &mut other] {
@@ -84,10 +93,10 @@ async fn another_broker_is_refused_and_changes_nothing() {
     let mut source = Source::new(77);
     source.note(1);
     source.seal();
-    let mut lake = Lake::open(store.clone(), options(77), None, now_ms()).await.expect("a healthy store");
+    let mut lake = Lake::open(store.clone(), new(77), None, now_ms()).await.expect("a healthy store");
     archive(&mut lake, &source).await.expect("a healthy store");
     let before = objects.names().await;
-    let refused = Lake::open(store.clone(), options(78), None, now_ms()).await.expect_err("another broker");
+    let refused = Lake::open(store.clone(), new(78), None, now_ms()).await.expect_err("another broker");
     assert!(matches!(refused, LakeError::Owner { .. }), "{refused}");
     assert!(refused.to_string().contains("use another prefix"), "{refused}");
     assert_eq!(objects.names().await, before);
@@ -101,7 +110,7 @@ async fn another_broker_is_refused_and_changes_nothing() {
 async fn a_replaced_process_stops_for_good() {
     let store = place(Unreliable::new());
     let mut source = Source::new(77);
-    let mut old = Lake::open(store.clone(), options(77), None, now_ms()).await.expect("a healthy store");
+    let mut old = Lake::open(store.clone(), new(77), None, now_ms()).await.expect("a healthy store");
     source.note(1);
     source.seal();
     archive(&mut old, &source).await.expect("a healthy store");
@@ -123,7 +132,7 @@ async fn a_delayed_commit_has_no_effect_after_the_next_opening() {
         let objects = Unreliable::new();
         let store = place(objects.clone());
         let mut source = Source::new(77);
-        let mut lake = Lake::open(store.clone(), options(77), None, now_ms()).await.expect("a healthy store");
+        let mut lake = Lake::open(store.clone(), new(77), None, now_ms()).await.expect("a healthy store");
         source.note(1);
         source.seal();
         objects.fail(after, Failure::Delayed);
@@ -151,7 +160,7 @@ async fn a_delayed_commit_has_no_effect_after_the_next_opening() {
 async fn a_store_that_ignores_conditions_is_refused() {
     let mut objects = Unreliable::new();
     objects.ignores_conditions = true;
-    let refused = Lake::open(place(objects), options(77), None, now_ms()).await.expect_err("it is unsafe");
+    let refused = Lake::open(place(objects), new(77), None, now_ms()).await.expect_err("it is unsafe");
     assert!(matches!(refused, LakeError::Unconditional { .. }), "{refused}");
     assert!(refused.to_string().contains("If-None-Match"), "{refused}");
 }
@@ -161,7 +170,7 @@ async fn small_files_are_merged_and_expired_snapshots_leave_nothing_behind() {
     let objects = Unreliable::new();
     let store = place(objects.clone());
     let mut source = Source::new(77);
-    let mut lake = Lake::open(store.clone(), options(77), None, now_ms()).await.expect("a healthy store");
+    let mut lake = Lake::open(store.clone(), new(77), None, now_ms()).await.expect("a healthy store");
     for _ in 0..9 {
         source.note(DAY_MS);
         source.note(3 * DAY_MS);
@@ -191,7 +200,7 @@ async fn snapshots_that_a_tag_names_stay_with_their_files() {
     let objects = Unreliable::new();
     let store = place(objects.clone());
     let mut source = Source::new(77);
-    let mut lake = Lake::open(store.clone(), options(77), None, now_ms()).await.expect("a healthy store");
+    let mut lake = Lake::open(store.clone(), new(77), None, now_ms()).await.expect("a healthy store");
     for _ in 0..9 {
         source.note(DAY_MS);
         source.seal();
@@ -240,7 +249,7 @@ async fn snapshots_that_a_tag_names_stay_with_their_files() {
 async fn a_reader_notices_that_its_version_is_long_gone() {
     let store = place(Unreliable::new());
     let mut source = Source::new(77);
-    let mut lake = Lake::open(store.clone(), options(77), None, now_ms()).await.expect("a healthy store");
+    let mut lake = Lake::open(store.clone(), new(77), None, now_ms()).await.expect("a healthy store");
     let reader = Arc::new(LakeArchive::new(store.clone()).expect("a thread"));
     let files = async || {
         let reader = Arc::clone(&reader);
@@ -261,7 +270,7 @@ async fn a_reader_notices_that_its_version_is_long_gone() {
 async fn a_journal_from_an_older_backup_is_refused_instead_of_losing_its_new_history() {
     let store = place(Unreliable::new());
     let mut source = Source::new(77);
-    let mut lake = Lake::open(store.clone(), options(77), None, now_ms()).await.expect("a healthy store");
+    let mut lake = Lake::open(store.clone(), new(77), None, now_ms()).await.expect("a healthy store");
     for _ in 0..5 {
         source.note(DAY_MS);
     }
@@ -281,9 +290,43 @@ async fn a_journal_from_an_older_backup_is_refused_instead_of_losing_its_new_his
         restored.note(2 * DAY_MS);
     }
     restored.seal();
-    let new = LakeOptions { is_new: true, ..options(77) };
-    let refused =
-        Lake::open(store.clone(), new, None, now_ms()).await.expect_err("there is history of its journal");
+    let refused = Lake::open(store.clone(), new(77), None, now_ms())
+        .await
+        .expect_err("there is history of its journal");
     assert!(matches!(refused, LakeError::Ahead { shard: 0, archived: 5, .. }), "{refused}");
     assert_eq!(read(&store).await, source.written);
+}
+
+#[tokio::test]
+async fn tables_that_are_gone_are_not_begun_again() {
+    for catalog in ["", "sqlite"] {
+        let root = TempDir::new().expect("a place for temporary files");
+        let (mounted, elsewhere) = (root.path().join("lake"), root.path().join("elsewhere"));
+        fs::create_dir(&mounted).expect("a place for temporary files");
+        let database = ("catalog".to_owned(), format!("sqlite://{}/catalog.db", root.path().display()));
+        let settings = [database].into_iter().filter(|_| !catalog.is_empty()).collect();
+        let location = LakeLocation::open(&format!("file://{}", mounted.display()), &settings);
+        let location = location.expect("a valid URL");
+        let mut source = Source::new(77);
+        let mut lake = Lake::open(location.clone(), new(77), None, now_ms()).await.expect("a healthy store");
+        source.note(1);
+        source.seal();
+        assert_eq!(archive(&mut lake, &source).await.expect("a healthy store"), 1);
+        // Without its file system, the directory is there and empty.
+        fs::rename(&mounted, &elsewhere).expect("a healthy disk");
+        fs::create_dir(&mounted).expect("a healthy disk");
+        source.note(2);
+        source.seal();
+        let refused = archive(&mut lake, &source).await.expect_err("the tables are gone");
+        assert!(matches!(refused, LakeError::Gone { .. }), "{refused}");
+        assert!(refused.to_string().contains("set archive_url to another prefix"), "{refused}");
+        assert_eq!(lake.archived(0, 77).expect("its own property"), 1, "the journal keeps the second note");
+        let refused = Lake::open(location.clone(), options(77), None, now_ms()).await;
+        assert!(matches!(refused, Err(LakeError::Gone { .. })), "{refused:?}");
+        // It is mounted again.
+        fs::remove_dir_all(&mounted).expect("a healthy disk");
+        fs::rename(&elsewhere, &mounted).expect("a healthy disk");
+        let mut lake = Lake::open(location, options(77), None, now_ms()).await.expect("a healthy store");
+        assert_eq!(archive(&mut lake, &source).await.expect("a healthy store"), 2);
+    }
 }

@@ -95,13 +95,16 @@ impl ObjectCatalog {
     /// Makes `next` the current metadata, unless there is another successor of `current`.
     ///
     /// # Errors
-    /// [`LakeError::Conflict`] if there is. [`LakeError::Store`]: it is unknown whether the commit has happened, or will
-    /// happen later. Only a later commit rules that out.
+    /// [`LakeError::Conflict`] if there is, and [`LakeError::Gone`] if the store has no metadata at all. [`LakeError::Store`]:
+    /// it is unknown whether the commit has happened, or will happen later. Only a later commit rules that out.
     pub(crate) async fn commit(
         &self,
         current: Option<&Versioned>,
         next: TableMetadata,
     ) -> Result<Versioned, LakeError> {
+        if let Some(current) = current {
+            self.require(current.version).await?;
+        }
         let version = current.map_or(1, |current| current.version + 1);
         let name = self.metadata_name(version);
         let next = Versioned { version, location: self.location(version), metadata: next };
@@ -117,5 +120,19 @@ impl ObjectCatalog {
             tracing::debug!(%error, "cannot write the version hint of an Iceberg table");
         }
         Ok(next)
+    }
+
+    /// Checks that the store still has the metadata that a commit replaces. Where a file system is not mounted, or a bucket was
+    /// emptied, a commit would succeed, and the table would consist of nothing else.
+    async fn require(&self, version: u64) -> Result<(), LakeError> {
+        let name = self.metadata_name(version);
+        if self.store.exists(&name).await? {
+            return Ok(());
+        }
+        // Other writers delete metadata that is much older than theirs.
+        match self.listed().await? {
+            Some(_) => Err(LakeError::Conflict { table: self.table }),
+            None => Err(LakeError::Gone { url: self.store.url().to_owned(), missing: name }),
+        }
     }
 }

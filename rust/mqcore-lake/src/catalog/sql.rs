@@ -67,14 +67,15 @@ impl SqlCatalog {
     /// Returns the current metadata; `None`: the table does not exist.
     ///
     /// # Errors
-    /// [`LakeError::Catalog`], [`LakeError::Store`], and [`LakeError::Table`] if the metadata is invalid.
+    /// [`LakeError::Catalog`], [`LakeError::Store`], [`LakeError::Gone`] if the store has lost the metadata, and
+    /// [`LakeError::Table`] if the metadata is invalid.
     pub(crate) async fn load(&self) -> Result<Option<Versioned>, LakeError> {
         let Some(location) = self.location().await? else { return Ok(None) };
         let name = self.store.name(&location).ok_or_else(|| LakeError::Table {
             location: location.clone(),
             why: format!("it is outside of {}", self.store.url()),
         })?;
-        let bytes = self.store.read(name).await?;
+        let bytes = self.store.get(name).await?.ok_or_else(|| self.gone(name))?;
         // Files of other programs have no number; the next one begins again.
         let version = self.version_of(name).unwrap_or(0);
         Versioned::decoded(version, location, &bytes).map(Some)
@@ -103,13 +104,16 @@ impl SqlCatalog {
     /// Makes `next` the current metadata, unless `current` is not any more. `None` creates the table.
     ///
     /// # Errors
-    /// [`LakeError::Conflict`] if another commit came first. [`LakeError::Catalog`] and [`LakeError::Store`]: it may be
-    /// unknown whether the commit has happened.
+    /// [`LakeError::Conflict`] if another commit came first, and [`LakeError::Gone`] if the store has lost the metadata.
+    /// [`LakeError::Catalog`] and [`LakeError::Store`]: it may be unknown whether the commit has happened.
     pub(crate) async fn commit(
         &self,
         current: Option<&Versioned>,
         next: TableMetadata,
     ) -> Result<Versioned, LakeError> {
+        if let Some(current) = current {
+            self.require(&current.location).await?;
+        }
         let version = current.map_or(0, |current| current.version + 1);
         let name = format!("{}/metadata/{version:05}-{}.metadata.json", self.table, Uuid::new_v4());
         let next = Versioned { version, location: self.store.location(&name), metadata: next };
@@ -133,6 +137,24 @@ impl SqlCatalog {
             0 => Err(LakeError::Conflict { table: self.table }),
             _ => Ok(next),
         }
+    }
+
+    /// Checks that the store still has the metadata that a commit replaces. Where a file system is not mounted, or a bucket was
+    /// emptied, the table would consist of this commit only.
+    async fn require(&self, location: &str) -> Result<(), LakeError> {
+        let Some(name) = self.store.name(location) else { return Ok(()) };
+        if self.store.exists(name).await? {
+            return Ok(());
+        }
+        // Other writers may have deleted it after their own commits.
+        match self.is_current(location).await? {
+            true => Err(self.gone(name)),
+            false => Err(LakeError::Conflict { table: self.table }),
+        }
+    }
+
+    fn gone(&self, name: &str) -> LakeError {
+        LakeError::Gone { url: self.store.url().to_owned(), missing: name.to_owned() }
     }
 
     /// Connects to the database for one operation. Commits are rare, and a connection that waits for hours may be dead.
