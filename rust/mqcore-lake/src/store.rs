@@ -25,6 +25,8 @@ use crate::error::LakeError;
 const RETRY: Duration = Duration::from_secs(20);
 /// Time limit of one request.
 const REQUEST: Duration = Duration::from_secs(60);
+/// Parts of the names of settings that are secret.
+const SECRETS: [&str; 6] = ["secret", "key", "token", "password", "sas", "credential"];
 /// Prefixes of the environment variables that configure the stores of Amazon, Microsoft and Google.
 const VARIABLES: [&str; 3] = ["AWS_", "AZURE_", "GOOGLE_"];
 
@@ -289,11 +291,27 @@ fn spelled(url: &str) -> (&str, &str) {
     }
 }
 
-/// Returns a URL without user name and password, and any other text as it is.
+/// Whether the value of a setting must not be stored or logged.
+pub fn is_secret(setting: &str) -> bool {
+    let setting = setting.to_lowercase();
+    SECRETS.iter().any(|secret| setting.contains(secret))
+}
+
+/// Returns a URL without user name, password and secret parameters, and any other text as it is.
 pub fn without_credentials(text: &str) -> String {
     let Ok(mut url) = Url::parse(text) else { return text.to_owned() };
-    if url.username().is_empty() && url.password().is_none() {
+    let parameters = |url: &Url| -> Vec<(String, String)> { url.query_pairs().into_owned().collect() };
+    let (known, mut open) = (parameters(&url), parameters(&url));
+    open.retain(|(name, _)| !is_secret(name));
+    let has_secrets = open.len() < known.len();
+    if url.username().is_empty() && url.password().is_none() && !has_secrets {
         return text.to_owned();
+    }
+    if has_secrets {
+        url.set_query(None);
+    }
+    if has_secrets && !open.is_empty() {
+        url.query_pairs_mut().extend_pairs(open);
     }
     // URLs that have credentials can lose them.
     let _ = url.set_username("").and_then(|()| url.set_password(None));

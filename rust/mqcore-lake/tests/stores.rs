@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mqcore_lake::store::Store;
+use mqcore_lake::store::{Store, without_credentials};
 
 fn options(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
@@ -63,4 +63,21 @@ fn wrong_urls_and_options_say_what_would_be_right() {
     assert!(refused("ftp://host/a", &[]).contains("use s3, s3a, gs, az, abfss or file"));
     assert!(refused("s3://bucket/a", &[("colour", "blue")]).contains(r#"the option "colour" is unknown"#));
     assert!(refused("s3://bucket/a", &[("aws_conditional_put", "maybe")]).contains("maybe"));
+}
+
+#[test]
+fn urls_without_credentials_have_no_secret_parameters_either() {
+    for (url, open) in [
+        ("postgresql://h/d?password=s3cret", "postgresql://h/d"),
+        (
+            "postgresql://h/d?user=u&PassWord=s3cret&sslmode=require",
+            "postgresql://h/d?user=u&sslmode=require",
+        ),
+        ("postgresql://u:s3cret@h/d?sslkey=s3cret", "postgresql://h/d"),
+        ("https://h/catalog?access_token=s3cret#part", "https://h/catalog#part"),
+        ("sqlite:///var/lib/catalog.db?mode=rwc", "sqlite:///var/lib/catalog.db?mode=rwc"),
+        ("no URL", "no URL"),
+    ] {
+        assert_eq!(without_credentials(url), open);
+    }
 }

@@ -15,7 +15,7 @@ use mqcore_archive::reading::ReadError;
 use mqcore_archive::reading::source::{ArchiveFile, ArchiveSource, DirectoryArchive};
 use mqcore_lake::location::LakeLocation;
 use mqcore_lake::reading::LakeArchive;
-use mqcore_lake::store::without_credentials;
+use mqcore_lake::store::{is_secret, without_credentials};
 use mqcore_replication::storage::DataFiles;
 use serde::{Deserialize, Serialize};
 
@@ -24,8 +24,6 @@ use crate::storage::data_dir::{ARCHIVE, DataDir, DataDirError};
 
 /// The file with the URL.
 const FILE: &str = "archive.json";
-/// Parts of the names of options that are never written to it.
-const SECRETS: [&str; 6] = ["secret", "key", "token", "password", "sas", "credential"];
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Location {
@@ -48,8 +46,7 @@ pub(crate) fn is_known(directory: &DataDir, config: &ObjectArchiveConfig) -> boo
 }
 
 fn write(path: &Path, config: &ObjectArchiveConfig, files: &DataFiles) -> io::Result<()> {
-    let open = |name: &&String| !SECRETS.iter().any(|secret| name.to_lowercase().contains(secret));
-    let options = config.options.iter().filter(|(name, _)| open(name));
+    let options = config.options.iter().filter(|(name, _)| !is_secret(name));
     let location = Location {
         url: config.url.clone(),
         options: options.map(|(name, value)| (name.clone(), without_credentials(value))).collect(),
