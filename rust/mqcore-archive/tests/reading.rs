@@ -309,3 +309,35 @@ fn conditions_on_rows_hold_in_files_whose_notes_are_all_in_the_range() {
         assert_eq!(found, wanted, "{condition}");
     }
 }
+
+#[test]
+fn a_file_that_retention_removes_during_a_query_is_lost_although_other_queues_have_later_files() {
+    let root = TempDir::new().expect("a place for temporary files");
+    let mut journal = open(root.path());
+    for (time, queue) in [(9, b"a/0"), (10, b"b/0"), (9, b"a/0")] {
+        // Version, time, the name of a queue, and its message 5, which a restart restored.
+        let block = [&[3, time, 0x02, 3][..], queue, &[0x06, 0, 1, 5, 0]].concat();
+        journal.note(DAY_MS, &block).expect("there is space");
+    }
+    journal.seal_notes(u64::MAX).expect("a sound disk");
+    journal.write().expect("a sound disk");
+    journal.sync().expect("a sound disk");
+    let source = TreeStorage::open(root.path().join("shard-0")).expect("a sound disk");
+    archive(root.path()).round(0, &source, &journal.sealed_notes(), 5).expect("a sound disk");
+    let reader = Arc::new(history(root.path()));
+    let request = r#"{"view":"steps","columns":["sequence"],"queues":["a/0"]}"#;
+    let request = Arc::new(HistoryRequest::parse(request).expect("it is one"));
+    let pieces = reader.pieces(&request, 0..sequence(3, 0), Division::in_order(0)).expect("a sound disk");
+    let [piece] = &pieces[..] else { panic!("one file has rows of the queue: {pieces:?}") };
+    let mut lenient = reader.read(&request, piece, false).expect("all is there");
+    let strict = reader.read(&request, piece, true).expect("all is there");
+    let retention = Retention { age_ms: Some(DAY_MS), bytes: None };
+    let gone = archive(root.path()).retain(retention, DAY_MS + 10).expect("a sound disk");
+    assert_eq!((gone.files, gone.rows), (1, 2));
+    let rows: usize = lenient.by_ref().map(|batch| batch.expect("it goes on").num_rows()).sum();
+    assert_eq!((rows, lenient.lost()), (0, 3));
+    match strict.last() {
+        Some(Err(ReadError::Lost { notes: 3, why, .. })) => assert_eq!(why, "retention has removed them"),
+        other => panic!("{other:?}"),
+    }
+}

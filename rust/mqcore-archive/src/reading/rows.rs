@@ -311,19 +311,20 @@ impl PieceReader {
             let path = self.shard.archive.location(file);
             return Err(failed(&path, std::io::ErrorKind::NotFound.into()));
         }
-        let replaced = manifest.files.iter().any(|other| {
-            other.table == file.table
-                && other.shard == file.shard
-                && other.min_note <= file.max_note
-                && other.max_note >= file.min_note
-                && !self.planned.contains(&other.path)
-        });
+        // Only objects are merged. A file that the request does not want was not planned either.
+        let replaced = file.is_object()
+            && manifest.files.iter().any(|other| {
+                self.selection.may_want(&self.request, other)
+                    && other.min_note <= file.max_note
+                    && other.max_note >= file.min_note
+                    && !self.planned.contains(&other.path)
+            });
         if !replaced {
             let notes = file.max_note.saturating_sub(file.min_note).saturating_add(1);
             return self.lose(notes, "retention has removed them");
         }
         self.replans += 1;
-        if !file.is_object() || self.replans > ATTEMPTS {
+        if self.replans > ATTEMPTS {
             let why = "the archive was rewritten during the query; run the query again";
             let (shard, from, until) = (self.shard.number, self.range.start, self.range.end);
             return Err(ReadError::Lost { shard, from, until, notes: 0, why: why.to_owned() });
