@@ -7,6 +7,7 @@
 
 mod candidates;
 mod loss;
+mod numbers;
 mod report;
 mod scanned;
 
@@ -14,6 +15,7 @@ use std::collections::BTreeMap;
 
 use candidates::{SegmentFile, examine, identity_of};
 use loss::LossCounter;
+use numbers::{unused_note, unused_sequence};
 pub use report::{
     CatalogDamage, Damage, DamageCause, DamagedPart, MissingSegment, RecordLoss, Recovered, RecoveryReport,
     TornTail,
@@ -30,11 +32,6 @@ use crate::storage::{Storage, read_most};
 
 /// Size of the shortest put in bytes, which limits how many numbers lost bytes can have used. No note is shorter.
 const PUT_BYTES_MIN: u64 = 18;
-/// No journal uses up more numbers than this in a millisecond, on average since 1970. Thus the time of an opening gives a number
-/// that is larger than all before.
-const NUMBERS_PER_MS_MAX: u64 = 1 << 10;
-/// Numbers that are skipped if the caller states no time.
-const NUMBERS_SKIPPED_MIN: u64 = 1 << 32;
 
 /// The result of recovery, from which opening continues.
 #[derive(Debug)]
@@ -580,10 +577,8 @@ impl<S: Storage> RecoveryPass<'_, S> {
             self.state.next_note = next.saturating_add(unseen);
         }
         if self.has_unbounded {
-            for next in [&mut self.state.next_sequence, &mut self.state.next_note] {
-                let by_time = now_ms.saturating_mul(NUMBERS_PER_MS_MAX);
-                *next = next.saturating_add(NUMBERS_SKIPPED_MIN).max(by_time);
-            }
+            self.state.next_sequence = unused_sequence(self.state.next_sequence, now_ms);
+            self.state.next_note = unused_note(self.state.next_note, now_ms);
         }
         self.state.sweep_touches();
         (self.progress)(self.total, self.total);

@@ -258,6 +258,7 @@ fn an_opening_that_can_read_no_file_keeps_the_identity_and_uses_no_number_again(
             expected.live.insert(sequence, (1, b"put meanwhile".to_vec(), None));
             let noted = journal.note(2, b"noted meanwhile").unwrap();
             assert!(noted >= note, "{what}: {noted}");
+            assert!(noted < 1 << 42, "{what}: a sequence in the history cannot hold the note {noted}");
             expected.notes.insert(noted);
             (number, note) = (sequence + 1, noted + 1);
             journal.close().unwrap();
