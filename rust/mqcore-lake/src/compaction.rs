@@ -39,7 +39,7 @@ pub struct Compacted {
 
 impl Lake {
     /// Merges the small files of one shard and partition, if there are enough of them, or if none was added for a while.
-    /// Call it again until it returns `None`.
+    /// Call it again until it returns `None`. Files that a merge would not make fewer stay as they are.
     ///
     /// # Errors
     /// [`LakeError`]; open the archive again after an error. [`ArchiveError::Interrupted`] once `stop` returns true.
@@ -49,16 +49,8 @@ impl Lake {
         stop: &(dyn Fn() -> bool + Sync),
     ) -> Result<Option<Compacted>, LakeError> {
         for index in 0..self.tables.len() {
-            let Some((partition, files)) = self.due(index, now_ms) else { continue };
+            let Some((partition, files, outputs)) = self.merged(index, now_ms, stop).await? else { continue };
             let table = &mut self.tables[index];
-            let mut inputs = Vec::new();
-            for file in &files {
-                if stop() {
-                    return Err(ArchiveError::Interrupted.into());
-                }
-                inputs.push(table.download(file.data.file_path()).await?);
-            }
-            let outputs = merge(table, inputs, self.options.target_bytes, stop)?;
             let mut added = Vec::new();
             for output in &outputs {
                 added.push(table.upload(output, partition).await?);
@@ -85,11 +77,41 @@ impl Lake {
         Ok(None)
     }
 
+    /// Returns files of a table, and the fewer files that shall replace them.
+    async fn merged(
+        &mut self,
+        index: usize,
+        now_ms: u64,
+        stop: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Option<(TablePartition, Vec<LiveFile>, Vec<WrittenFile>)>, LakeError> {
+        while let Some((partition, files)) = self.due(index, now_ms) {
+            let table = &self.tables[index];
+            let mut inputs = Vec::new();
+            for file in &files {
+                if stop() {
+                    return Err(ArchiveError::Interrupted.into());
+                }
+                inputs.push(table.download(file.data.file_path()).await?);
+            }
+            let outputs = merge(table, inputs, self.options.target_bytes, stop)?;
+            if outputs.len() < files.len() {
+                return Ok(Some((partition, files, outputs)));
+            }
+            // Their rows compress to less than the size at which a merge ends a file, so it would be repeated forever.
+            let live: HashSet<&str> =
+                self.tables.iter().flat_map(IcebergTable::files).map(|file| file.data.file_path()).collect();
+            self.complete.retain(|path| live.contains(path.as_str()));
+            self.complete.extend(files.iter().map(|file| file.data.file_path().to_owned()));
+        }
+        Ok(None)
+    }
+
     /// Selects files to merge, in the order of their notes.
     fn due(&self, index: usize, now_ms: u64) -> Option<(TablePartition, Vec<LiveFile>)> {
         let mut groups: BTreeMap<(TablePartition, u32), Vec<&LiveFile>> = BTreeMap::new();
         for file in self.tables[index].files() {
-            let small = file.data.file_size_in_bytes() < self.options.target_bytes / 2;
+            let small = file.data.file_size_in_bytes() < self.options.target_bytes / 2
+                && !self.complete.contains(file.data.file_path());
             if let (true, Some(partition), Some(shard)) = (small, file.partition, file.shard()) {
                 groups.entry((partition, shard)).or_default().push(file);
             }

@@ -126,6 +126,8 @@ pub struct Lake {
     epoch: u64,
     /// Time of the last round that added files, by table, shard and partition. Missing after an opening.
     pub(crate) appended: HashMap<(usize, u32, TablePartition), u64>,
+    /// Small files that a merge does not make fewer, by path. Missing after an opening.
+    pub(crate) complete: HashSet<String>,
 }
 
 /// How far a table extends, by shard.
@@ -181,7 +183,8 @@ impl Lake {
             return Err(LakeError::Fenced { url: store.url().to_owned(), epoch, this });
         }
         let epoch = newest + 1;
-        let mut lake = Self { tables, options, location, epoch, appended: HashMap::new() };
+        let mut lake =
+            Self { tables, options, location, epoch, appended: HashMap::new(), complete: HashSet::new() };
         for table in &mut lake.tables {
             table.set_epoch(epoch);
             let writer = lake.options.writer.clone();

@@ -330,3 +330,33 @@ async fn tables_that_are_gone_are_not_begun_again() {
         assert_eq!(archive(&mut lake, &source).await.expect("a healthy store"), 2);
     }
 }
+
+#[tokio::test]
+async fn files_that_a_merge_does_not_make_fewer_are_left_alone() {
+    let objects = Unreliable::new();
+    let store = place(objects.clone());
+    let mut source = Source::new(77);
+    let mut lake = Lake::open(store.clone(), new(77), None, now_ms()).await.expect("a healthy store");
+    for _ in 0..2 {
+        for _ in 0..6000 {
+            source.note(DAY_MS);
+        }
+        source.seal();
+        archive(&mut lake, &source).await.expect("a healthy store");
+    }
+    drop(lake);
+    let readable = store.clone();
+    let described = tokio::task::spawn_blocking(move || manifest(&readable)).await.expect("no panic");
+    let largest = described.files.iter().map(|file| file.bytes).max().expect("there are files");
+    // Both files are small, and their rows take more than this before they are compressed.
+    let options = LakeOptions { target_bytes: 2 * largest + 2, compact_after_ms: 0, ..options(77) };
+    let mut lake = Lake::open(store.clone(), options, None, now_ms()).await.expect("a healthy store");
+    let before = objects.served();
+    assert_eq!(lake.compact(now_ms(), &|| false).await.expect("a healthy store"), None);
+    assert_eq!(objects.served().puts, before.puts, "nothing is uploaded or committed");
+    let tried = objects.served();
+    assert_eq!(lake.compact(now_ms(), &|| false).await.expect("a healthy store"), None);
+    assert_eq!(objects.served().got_bytes, tried.got_bytes, "it is not tried again");
+    assert!(tried.got_bytes > before.got_bytes + largest, "it was tried");
+    assert_eq!((lake.size().files, read(&store).await), (2, source.written));
+}
