@@ -22,7 +22,7 @@ use mqcore_journal::notes::NoteInventory;
 use mqcore_journal::storage::Storage;
 
 use crate::export::{ExportError, Exporter, Format};
-use crate::manifest::{self, ArchivedRange, FileEntry, Manifest};
+use crate::manifest::{self, FileEntry, Manifest, hex};
 use crate::partition::Partition;
 use crate::round::{QueueNames, RoundNotes};
 use crate::tables::{StepPlace, Table};
@@ -69,6 +69,17 @@ pub enum ArchiveError {
     /// Rows cannot be encoded.
     #[error(transparent)]
     Export(#[from] ExportError),
+    /// The journal of a shard is another one than before, and its notes have the numbers of archived ones.
+    #[error(
+        "the archive has history of another journal of shard {shard}, up to note {archived}, and this one has other notes with \
+         these numbers; move the directory of the archive elsewhere"
+    )]
+    OtherJournal {
+        /// Shard number.
+        shard: u32,
+        /// Number below which all notes are in the archive.
+        archived: u64,
+    },
     /// The caller asked to stop. Nothing was published; the next opening removes what was written.
     #[error("interrupted because the broker stops")]
     Interrupted,
@@ -182,8 +193,11 @@ impl<S: Storage> Archive<S> {
         stop: &dyn Fn() -> bool,
     ) -> Result<RunSummary, ArchiveError> {
         let go_on = || if stop() { Err(ArchiveError::Interrupted) } else { Ok(()) };
-        let from = self.archived(shard, inventory.journal);
-        let mut round = RunSummary { archived: from, ..RunSummary::default() };
+        let mut reach = self.manifest.shards.get(&shard).cloned().unwrap_or_default();
+        let from = reach.next_of(inventory);
+        let from = from.ok_or(ArchiveError::OtherJournal { shard, archived: reach.notes })?;
+        let archived = self.archived(shard, inventory.journal);
+        let mut round = RunSummary { archived, ..RunSummary::default() };
         let Some(notes) = RoundNotes::read(shard, journal, inventory, from, &go_on)? else {
             return Ok(round);
         };
@@ -201,12 +215,8 @@ impl<S: Storage> Archive<S> {
             round.bytes += entry.bytes;
             next.files.push(entry);
         }
-        let reach = next.shards.entry(shard).or_default();
-        if reach.journal != hex(inventory.journal) {
-            *reach = ArchivedRange { journal: hex(inventory.journal), ..ArchivedRange::default() };
-        }
-        reach.notes = taken.below;
-        reach.missing += round.missing;
+        reach.extend(inventory.journal, from, taken.below, round.missing);
+        next.shards.insert(shard, reach);
         go_on()?;
         self.publish(next)?;
         Ok(round)
@@ -348,10 +358,6 @@ impl<S: Storage> Archive<S> {
 
 pub(crate) fn failed(doing: &'static str, path: &str) -> impl FnOnce(io::Error) -> ArchiveError {
     move |source| ArchiveError::Io { doing, path: path.to_owned(), source }
-}
-
-fn hex(journal: u64) -> String {
-    format!("{journal:016x}")
 }
 
 fn read_manifest<S: Storage>(storage: &S, number: u64) -> Result<Manifest, ArchiveError> {

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use mqcore_journal::notes::NoteInventory;
 use serde::{Deserialize, Serialize};
 
 /// Format name. The version after the slash changes when older readers would misinterpret the manifest.
@@ -45,9 +46,31 @@ pub struct ArchivedRange {
     /// Retention has removed rows of notes below this number; 0: none.
     #[serde(default)]
     pub kept_from: u64,
-    /// Notes below this number are in an earlier archive, in the data directory; 0: there is none.
+    /// Notes below this number are in an earlier archive, in the data directory, or were removed before there was an archive;
+    /// 0: there are none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub begins: u64,
+}
+
+impl ArchivedRange {
+    /// Returns the number of the first note of a journal that is not archived. `None`: this is the range of another journal, whose
+    /// notes have the same numbers. A journal that replaces a lost one continues after it.
+    pub fn next_of(&self, inventory: &NoteInventory) -> Option<u64> {
+        match self.journal == hex(inventory.journal) {
+            true => Some(self.notes),
+            false => Some(inventory.first()).filter(|first| *first >= self.notes),
+        }
+    }
+
+    /// Extends the range by the notes of a journal from `from` up to `below`, of which some are missing.
+    pub fn extend(&mut self, journal: u64, from: u64, below: u64, missing: u64) {
+        if self.journal.is_empty() {
+            self.begins = from;
+        }
+        self.journal = hex(journal);
+        self.notes = self.notes.max(below);
+        self.missing += missing;
+    }
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
@@ -153,6 +176,11 @@ impl Manifest {
         bytes.push(b'\n');
         bytes
     }
+}
+
+/// Returns the identity of a journal as a manifest contains it.
+pub fn hex(journal: u64) -> String {
+    format!("{journal:016x}")
 }
 
 /// Returns the path of a manifest, relative to the archive.

@@ -41,7 +41,7 @@ use segments::{KnownFiles, Segments};
 use slices::{QueueSlice, Slice, divide};
 use source::ArchiveSource;
 
-use crate::manifest::{self, Manifest};
+use crate::manifest::{self, Manifest, hex};
 
 /// Why the history cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -439,8 +439,4 @@ impl KnownFiles {
         found.sort_unstable_by_key(|stretch| (stretch.notes.start, stretch.segment));
         found
     }
-}
-
-fn hex(journal: u64) -> String {
-    format!("{journal:016x}")
 }

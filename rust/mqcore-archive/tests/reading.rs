@@ -11,7 +11,7 @@ use std::sync::Arc;
 use arrow_array::RecordBatch;
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
-use mqcore_archive::archive::{Archive, Retention};
+use mqcore_archive::archive::{Archive, ArchiveError, Retention};
 use mqcore_archive::reading::columns::{note_of, sequence};
 use mqcore_archive::reading::request::HistoryRequest;
 use mqcore_archive::reading::source::DirectoryArchive;
@@ -45,8 +45,12 @@ fn options() -> Options {
 }
 
 fn open(root: &Path) -> Journal<FileStorage> {
+    open_as(root, options())
+}
+
+fn open_as(root: &Path, options: Options) -> Journal<FileStorage> {
     let storage = FileStorage::open(root.join("shard-0")).expect("nobody has it");
-    Journal::open(storage, options(), &mut |_, _| {}).expect("a sound disk").0
+    Journal::open(storage, options, &mut |_, _| {}).expect("a sound disk").0
 }
 
 fn archive(root: &Path) -> Archive<TreeStorage> {
@@ -308,6 +312,58 @@ fn conditions_on_rows_hold_in_files_whose_notes_are_all_in_the_range() {
             .collect();
         assert_eq!(found, wanted, "{condition}");
     }
+}
+
+/// Writes notes with these contents, and seals their segment.
+fn note_all(journal: &mut Journal<FileStorage>, tags: Range<u64>) {
+    for tag in tags {
+        journal.note(DAY_MS, &Block::gap(Timestamp(DAY_MS), tag).bytes).expect("there is space");
+    }
+    journal.seal_notes(u64::MAX).expect("a sound disk");
+    journal.write().expect("a sound disk");
+    journal.sync().expect("a sound disk");
+}
+
+#[test]
+fn notes_of_a_replaced_journal_are_never_taken_for_those_of_the_next_one() {
+    let root = TempDir::new().expect("a place for temporary files");
+    let root = root.path();
+    let reader = Arc::new(history(root));
+    let everything = || {
+        let latest = reader.ends().expect("a sound disk").latest;
+        let pieces = reader.pieces(&request(), 0..latest, Division::in_order(0)).expect("a sound disk");
+        let tags: Vec<u64> = read(&reader, &pieces).expect("nothing is lost").into_values().collect();
+        (tags, pieces)
+    };
+    let source = || TreeStorage::open(root.join("shard-0")).expect("a sound disk");
+    let replace = |options: Options, tags: Range<u64>| {
+        std::fs::remove_dir_all(root.join("shard-0")).expect("it is there");
+        let mut journal = open_as(root, options);
+        note_all(&mut journal, tags);
+        journal.sealed_notes()
+    };
+    let mut journal = open(root);
+    note_all(&mut journal, 1..11);
+    let inventory = journal.sealed_notes();
+    let (tags, planned) = everything();
+    assert_eq!(tags, (1..11).collect::<Vec<_>>());
+    archive(root).round(0, &source(), &inventory, 5).expect("a sound disk");
+    drop(journal);
+    // The directory is lost, and another journal begins. Both are archived, and the rows of each have numbers of their own.
+    let now_ms = 1_800_000_000_000;
+    let next = Options { identity: 78, replaces_another: true, now_ms, ..options() };
+    let inventory = replace(next, 101..106);
+    let round = archive(root).round(0, &source(), &inventory, 5).expect("a sound disk");
+    assert_eq!((round.rows, round.missing), (5, 0));
+    assert_eq!(everything().0, (1..11).chain(101..106).collect::<Vec<_>>());
+    // A piece of the old journal ends with an error, and not with rows of the new one.
+    let outcome = read(&reader, &planned);
+    assert!(matches!(outcome, Err(ReadError::Lost { notes: 10, .. })), "{outcome:?}");
+    // Another journal with the same numbers is not archived.
+    let inventory = replace(Options { identity: 79, ..options() }, 201..206);
+    let refused = archive(root).round(0, &source(), &inventory, 5).expect_err("its numbers are taken");
+    assert!(matches!(refused, ArchiveError::OtherJournal { shard: 0, .. }), "{refused}");
+    assert_eq!(everything().0, (201..206).collect::<Vec<_>>());
 }
 
 #[test]

@@ -29,6 +29,14 @@ impl Default for NoteInventory {
     }
 }
 
+impl NoteInventory {
+    /// Returns a number below which the journal has no notes.
+    pub fn first(&self) -> u64 {
+        let sealed = self.sealed.iter().map(|sealed| sealed.first);
+        sealed.fold(self.open_from.min(self.next), u64::min)
+    }
+}
+
 /// The notes of one sealed segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SealedNotes {

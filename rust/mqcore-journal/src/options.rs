@@ -27,6 +27,9 @@ pub struct Options {
     /// Identity of the existing journal, as the caller saved it. If the disk cannot read any file, the journal keeps this
     /// identity, and a later opening that can read them finds all records. `None`: unknown. Default `None`.
     pub expected_identity: Option<u64>,
+    /// Whether there may have been another journal in this place, whose notes an archive has. The notes of a new journal then get
+    /// larger numbers, which follow from `now_ms`. Default false.
+    pub replaces_another: bool,
 }
 
 impl Default for Options {
@@ -40,6 +43,7 @@ impl Default for Options {
             now_ms: 0,
             identity: RandomState::new().build_hasher().finish(),
             expected_identity: None,
+            replaces_another: false,
         }
     }
 }

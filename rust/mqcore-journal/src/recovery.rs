@@ -156,6 +156,12 @@ pub(crate) fn recover<S: Storage>(
     let behind_last = candidates.keys().next_back().map_or(1, |last| last + 1);
     reader.expect_no_more(successor, behind_last);
     reader.finish(options.now_ms);
+    // An interrupted creation has left a catalog without segments.
+    let is_new = candidates.is_empty() && reader.catalog.segments.is_empty();
+    if is_new && options.replaces_another {
+        // An archive may have the notes of the journal before. Their numbers tell its rows from those of this one.
+        reader.state.next_note = unused_note(reader.catalog.next_note, options.now_ms);
+    }
     // The number of a missing file is not used again, since someone may put the file back.
     let missing = reader.report.missing.iter().map(|missing| missing.segment);
     let known = parsed.iter().map(|&(number, _)| number).chain(missing);

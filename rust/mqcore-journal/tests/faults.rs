@@ -515,3 +515,21 @@ fn used_segment_that_lost_all_of_its_bytes_is_reported_although_the_next_one_was
         assert!(recovered.report.is_alarming(), "cataloged: {is_cataloged}, {}", recovered.report);
     }
 }
+
+/// An archive may have the notes of the journal that was there before.
+#[test]
+fn notes_of_a_journal_that_replaces_another_follow_from_the_time() {
+    let open = |disk: &MemoryStorage, now_ms| {
+        let options = Options { replaces_another: true, now_ms, ..small() };
+        Journal::open(disk.clone(), options, &mut |_, _| {}).unwrap().0
+    };
+    for (now_ms, least) in [(0, 1 << 32), (1_800_000_000_000, 1 << 37)] {
+        let disk = MemoryStorage::new(1);
+        let mut journal = open(&disk, now_ms);
+        let noted = journal.note(1, b"noted").unwrap();
+        assert!((least..1 << 42).contains(&noted), "{noted}");
+        journal.close().unwrap();
+        // The next opening continues.
+        assert_eq!(open(&disk, now_ms + 1000).note(1, b"noted").unwrap(), noted + 1);
+    }
+}

@@ -84,6 +84,19 @@ pub enum LakeError {
         /// Number below which all notes are in a table.
         archived: u64,
     },
+    /// The journal of a shard is another one than before, and its notes have the numbers of archived ones.
+    #[error(
+        "the archive {url} has history of another journal of shard {shard}, up to note {archived}, and this one has other notes \
+         with these numbers; set archive_url to another prefix"
+    )]
+    OtherJournal {
+        /// The archive's URL.
+        url: String,
+        /// Shard number.
+        shard: u32,
+        /// Number below which all notes are in a table.
+        archived: u64,
+    },
     /// The tables have archived history of this data directory, and the object store or the catalog does not have them now. New
     /// ones in their place would hide that, and the journal would give up history that only they have.
     #[error(

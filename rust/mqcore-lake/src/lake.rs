@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use iceberg::spec::DataFile;
 use mqcore_archive::archive::{ArchiveError, Retention, RunSummary, Size};
-use mqcore_archive::manifest::{ArchivedRange, Removed};
+use mqcore_archive::manifest::{ArchivedRange, Removed, hex};
 use mqcore_archive::partition::Partition;
 use mqcore_archive::round::{QueueNames, RoundNotes};
 use mqcore_archive::tables::{Rows, Table};
@@ -255,14 +255,15 @@ impl Lake {
         let mut extents = archived.clone();
         for input in inputs {
             let (shard, journal) = (input.shard, input.inventory.journal);
-            let froms = [0, 1].map(|index| reach(&archived[index], shard, journal).max(input.start));
-            let from = froms[0].min(froms[1]);
-            let furthest = froms[0].max(froms[1]);
+            let reaches = [0, 1].map(|index| reach(&archived[index], shard, journal).max(input.start));
+            let furthest = reaches[0].max(reaches[1]);
             if furthest > input.inventory.next {
                 let url = self.store().url().to_owned();
                 return Err(LakeError::Ahead { url, shard, archived: furthest });
             }
-            let mut summary = RunSummary { archived: from, ..RunSummary::default() };
+            let froms = [self.next_of(&archived[0], input)?, self.next_of(&archived[1], input)?];
+            let from = froms[0].min(froms[1]);
+            let mut summary = RunSummary { archived: reaches[0].min(reaches[1]), ..RunSummary::default() };
             let notes = match RoundNotes::read(shard, input.journal, input.inventory, from, &go_on) {
                 // Housekeeping has removed a segment. The inventory without it has arrived, or will. Those of other
                 // shards are offered only once, and are archived now.
@@ -296,7 +297,7 @@ impl Lake {
                 }
                 for (extent, from) in extents.iter_mut().zip(froms) {
                     let missing = if from < taken.below { summary.missing } else { 0 };
-                    extend(extent, input, taken.below, missing);
+                    extent.entry(shard).or_default().extend(journal, from, taken.below, missing);
                 }
             }
             summaries.push(summary);
@@ -311,6 +312,25 @@ impl Lake {
             table.commit(Change { added, properties, ..Change::default() }, now_ms).await?;
         }
         Ok(summaries)
+    }
+
+    /// Returns the number of the first note of a journal that a table does not have.
+    ///
+    /// # Errors
+    /// [`LakeError::OtherJournal`].
+    fn next_of<J>(&self, archived: &Shards, input: &ShardInput<'_, J>) -> Result<u64, LakeError> {
+        let reach = match archived.get(&input.shard) {
+            Some(reach) => reach,
+            // The journal continues here after the other archive.
+            None if input.start > 0 => return Ok(input.start),
+            None => &ArchivedRange::default(),
+        };
+        let next = reach.next_of(input.inventory).map(|next| next.max(input.start));
+        next.ok_or_else(|| LakeError::OtherJournal {
+            url: self.store().url().to_owned(),
+            shard: input.shard,
+            archived: reach.notes,
+        })
     }
 
     /// Uploads the rows of one shard, one file for each table, day and bucket.
@@ -441,20 +461,6 @@ fn decoded<T: DeserializeOwned + Default>(table: &IcebergTable, property: &str) 
 /// Returns the number below which all notes of this journal are in a table.
 fn reach(shards: &Shards, shard: u32, journal: u64) -> u64 {
     shards.get(&shard).filter(|reach| reach.journal == hex(journal)).map_or(0, |reach| reach.notes)
-}
-
-fn extend<J>(shards: &mut Shards, input: &ShardInput<'_, J>, below: u64, missing: u64) {
-    let reach = shards.entry(input.shard).or_default();
-    let journal = hex(input.inventory.journal);
-    if reach.journal != journal {
-        *reach = ArchivedRange { journal, begins: input.start, ..ArchivedRange::default() };
-    }
-    reach.notes = reach.notes.max(below);
-    reach.missing += missing;
-}
-
-fn hex(journal: u64) -> String {
-    format!("{journal:016x}")
 }
 
 /// Text, numbers and maps of them always have a JSON form.

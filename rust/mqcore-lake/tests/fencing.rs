@@ -360,3 +360,32 @@ async fn files_that_a_merge_does_not_make_fewer_are_left_alone() {
     assert!(tried.got_bytes > before.got_bytes + largest, "it was tried");
     assert_eq!((lake.size().files, read(&store).await), (2, source.written));
 }
+
+#[tokio::test]
+async fn a_journal_continues_after_the_one_that_it_replaces_unless_it_has_the_same_numbers() {
+    let store = place(Unreliable::new());
+    // The other shard keeps its journal, so that the tables are still those of this broker.
+    let journals = |journal| LakeOptions { journals: vec![70, journal], ..options(70) };
+    let first = LakeOptions { is_new: true, ..journals(77) };
+    let [mut lost, mut foreign, mut next] = [Source::new(77), Source::new(78), Source::replacing(79)];
+    for source in [&mut lost, &mut foreign, &mut next] {
+        for _ in 0..5 {
+            source.note(DAY_MS);
+        }
+        source.seal();
+    }
+    let mut lake = Lake::open(store.clone(), first, None, now_ms()).await.expect("a healthy store");
+    archive(&mut lake, &lost).await.expect("a healthy store");
+    let mut lake = Lake::open(store.clone(), journals(78), None, now_ms()).await.expect("a healthy store");
+    let refused = archive(&mut lake, &foreign).await.expect_err("its notes have numbers of others");
+    assert!(matches!(refused, LakeError::OtherJournal { shard: 0, archived: 5, .. }), "{refused}");
+    assert!(refused.to_string().contains("set archive_url to another prefix"), "{refused}");
+    assert_eq!(read(&store).await, lost.written);
+    let mut lake = Lake::open(store.clone(), journals(79), None, now_ms()).await.expect("a healthy store");
+    let inventory = next.journal.sealed_notes();
+    let input = ShardInput { shard: 0, journal: &next.disk, inventory: &inventory, start: 0 };
+    let rounds = lake.round(&[input], now_ms(), &|| false).await.expect("a healthy store");
+    assert_eq!((rounds[0].archived, rounds[0].missing), (inventory.next, 0));
+    let both = lost.written.into_iter().chain(next.written).collect();
+    assert_eq!(read(&store).await, both);
+}

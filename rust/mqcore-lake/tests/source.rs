@@ -20,8 +20,17 @@ pub(crate) struct Source {
 impl Source {
     /// An empty journal.
     pub(crate) fn new(identity: u64) -> Self {
-        let disk = MemoryStorage::new(identity);
-        let options = Options { segment_bytes: 4096, identity, ..Options::default() };
+        Self::with(Options { identity, ..Options::default() })
+    }
+
+    /// An empty journal in the place of another one.
+    pub(crate) fn replacing(identity: u64) -> Self {
+        Self::with(Options { identity, replaces_another: true, now_ms: now_ms(), ..Options::default() })
+    }
+
+    fn with(options: Options) -> Self {
+        let disk = MemoryStorage::new(options.identity);
+        let options = Options { segment_bytes: 4096, ..options };
         let (journal, _) = Journal::open(disk.clone(), options, &mut |_, _| {}).expect("a healthy disk");
         Self { disk, journal, written: BTreeMap::new() }
     }

@@ -210,8 +210,8 @@ impl PieceReader {
             },
             OpenSource::Nothing => match self.steps.pop_front() {
                 Some(ReadStep::Segment(segment)) => {
-                    self.open =
-                        self.shard.segments.open(segment)?.map_or(OpenSource::Nothing, OpenSource::Segment);
+                    let records = self.shard.segments.open(segment, &self.journal)?;
+                    self.open = records.map_or(OpenSource::Nothing, OpenSource::Segment);
                     Ok(())
                 }
                 Some(ReadStep::File(file, notes)) => self.open_file(file, notes),
@@ -237,7 +237,8 @@ impl PieceReader {
         let before = self.done.count;
         for segment in holders {
             let shard = Arc::clone(&self.shard);
-            self.take(|show| shard.segments.each_note(segment, &known, show))?;
+            let journal = self.journal.clone();
+            self.take(|show| shard.segments.each_note(segment, &journal, &known, show))?;
         }
         self.flush()?;
         if self.done.count > before {

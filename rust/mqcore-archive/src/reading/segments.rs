@@ -10,6 +10,7 @@ use mqcore_journal::following::{self, FollowedRecord, HEAD_BYTES, RecordWalk, Se
 use mqcore_journal::record::Note;
 
 use super::ReadError;
+use crate::manifest::hex;
 
 /// Bytes read from a segment at a time.
 const PIECE: usize = 512 * 1024;
@@ -80,20 +81,22 @@ impl Segments {
         Ok(Arc::clone(&known))
     }
 
-    /// Opens a segment whose notes can be read without the list in another segment. `None`: the file was removed, or is not a
-    /// segment.
-    pub(super) fn open(&self, number: u32) -> Result<Option<Records>, ReadError> {
-        Records::open(self.directory.join(following::segment_name(number)), PIECE)
+    /// Opens a segment of a journal whose notes can be read without the list in another segment. `None`: the file was removed,
+    /// is not a segment, or belongs to another journal, which has replaced this one.
+    pub(super) fn open(&self, number: u32, journal: &str) -> Result<Option<Records>, ReadError> {
+        let records = Records::open(self.directory.join(following::segment_name(number)), PIECE)?;
+        Ok(records.filter(|records| hex(records.identity.journal) == journal))
     }
 
-    /// Calls `show` with the notes of one segment, up to the end in `known`.
+    /// Calls `show` with the notes of one segment of a journal, up to the end in `known`.
     pub(super) fn each_note(
         &self,
         number: u32,
+        journal: &str,
         known: &KnownFiles,
         show: &mut dyn FnMut(Note<'_>),
     ) -> Result<(), ReadError> {
-        let Some(mut records) = self.open(number)? else { return Ok(()) };
+        let Some(mut records) = self.open(number, journal)? else { return Ok(()) };
         if let Some(end) = known.cut_at(number) {
             return each_until(&records.path, records.identity, end, show).map(drop);
         }

@@ -45,6 +45,11 @@ pub(crate) fn is_known(directory: &DataDir, config: &ObjectArchiveConfig) -> boo
     known.is_some_and(|known| known.url == config.url)
 }
 
+/// Whether a data directory has an archive, here or on object storage.
+pub(crate) fn has_archive(directory: &Path) -> bool {
+    directory.join(ARCHIVE).is_dir() || directory.join(FILE).is_file()
+}
+
 fn write(path: &Path, config: &ObjectArchiveConfig, files: &DataFiles) -> io::Result<()> {
     let options = config.options.iter().filter(|(name, _)| !is_secret(name));
     let location = Location {
@@ -167,7 +172,7 @@ fn combined(files: Manifest, mut objects: Manifest) -> Manifest {
         if reach.journal == earlier.journal {
             reach.notes = reach.notes.max(earlier.notes);
             reach.kept_from = reach.kept_from.max(earlier.kept_from);
-            reach.begins = 0;
+            reach.begins = earlier.begins;
         }
     }
     objects.files.splice(0..0, files.files);

@@ -33,6 +33,7 @@ use mqcore_replication::storage::{DataFiles, DataStorage};
 pub use mqcore_journal::error::JournalError;
 pub use mqcore_journal::storage::lock::lock_descriptors;
 
+use crate::storage::archive_location::has_archive;
 use crate::storage::loss::Loss;
 use crate::storage::manifest::{COPIES, Manifest, ManifestError};
 use crate::storage::parts;
@@ -374,8 +375,10 @@ impl DataDir {
         let path = self.shard_path(shard);
         let storage = self.files.open(&path).map_err(|source| DataDirError::Io { path, source })?;
         let name = shard_name(shard);
-        let options =
-            Options { expected_identity: self.identity_of(&name), ..journal_options(shard, now_ms) };
+        let expected_identity = self.identity_of(&name);
+        // After its loss is accepted, a missing journal is not listed any more.
+        let replaces_another = expected_identity.is_some() || has_archive(&self.path);
+        let options = Options { expected_identity, replaces_another, ..journal_options(shard, now_ms) };
         let mut state = RecoveryBuilder::default();
         let (journal, recovered) = Journal::open_with_observers(
             storage,

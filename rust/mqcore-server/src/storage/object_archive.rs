@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mqcore_archive::archive::{ArchiveError, Retention, RunSummary, Size};
-use mqcore_archive::manifest::ArchivedRange;
+use mqcore_archive::manifest::{ArchivedRange, hex};
 use mqcore_archive::reading::source::newest_manifest;
+use mqcore_journal::notes::NoteInventory;
 use mqcore_lake::error::LakeError;
 use mqcore_lake::lake::{Lake, LakeOptions, ShardInput};
 use mqcore_lake::location::LakeLocation;
@@ -92,7 +93,7 @@ impl ObjectArchive {
     ) -> Result<Vec<(usize, RunSummary)>, LakeError> {
         let mut journals = Vec::new();
         for (shard, offer) in offered {
-            let start = self.end_of_earlier(*shard as u32, offer.inventory.journal)?;
+            let start = self.end_of_earlier(*shard as u32, &offer.inventory)?;
             journals.push((*shard, open(&self.directory.shard_path(*shard))?, &offer.inventory, start));
         }
         let stop = || hub.shutdown.has_ended();
@@ -121,14 +122,20 @@ impl ObjectArchive {
     }
 
     /// Returns the number below which the archive in the data directory has all notes of a journal.
-    fn end_of_earlier(&mut self, shard: u32, journal: u64) -> Result<u64, LakeError> {
+    ///
+    /// # Errors
+    /// [`ArchiveError::OtherJournal`], because readers see both archives as one.
+    fn end_of_earlier(&mut self, shard: u32, inventory: &NoteInventory) -> Result<u64, LakeError> {
         if self.earlier.is_none() {
             let manifest = newest_manifest(&self.directory.archive())?;
             self.earlier = Some(manifest.map(|manifest| manifest.shards).unwrap_or_default());
         }
-        let reach = self.earlier.as_ref().and_then(|shards| shards.get(&shard));
-        let journal = format!("{journal:016x}");
-        Ok(reach.filter(|reach| reach.journal == journal).map_or(0, |reach| reach.notes))
+        let Some(reach) = self.earlier.as_ref().and_then(|shards| shards.get(&shard)) else { return Ok(0) };
+        match reach.next_of(inventory) {
+            Some(next) if reach.journal == hex(inventory.journal) => Ok(next),
+            Some(_) => Ok(0),
+            None => Err(ArchiveError::OtherJournal { shard, archived: reach.notes }.into()),
+        }
     }
 
     /// Whether the last round of a shard left history that could be archived.
