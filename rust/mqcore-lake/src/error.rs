@@ -106,7 +106,7 @@ pub enum LakeError {
     Gone {
         /// The archive's URL.
         url: String,
-        /// What is missing.
+        /// The missing table or metadata file.
         missing: String,
     },
     /// A restore point of a continuous backup cannot be encoded or decoded.

@@ -20,11 +20,9 @@ use mqcore_replication::storage::DataFiles;
 use serde::{Deserialize, Serialize};
 
 use crate::config::history::ObjectArchiveConfig;
-use crate::storage::data_dir::{ARCHIVE, DataDir, DataDirError};
+use crate::storage::data_dir::{ARCHIVE, ARCHIVE_LOCATION, DataDir, DataDirError};
 
-/// The file with the URL.
-const FILE: &str = "archive.json";
-
+/// Content of the file [`ARCHIVE_LOCATION`].
 #[derive(Debug, Serialize, Deserialize)]
 struct Location {
     url: String,
@@ -33,21 +31,16 @@ struct Location {
 
 /// Stores where the archive is.
 pub(crate) fn remember(directory: &DataDir, config: &ObjectArchiveConfig) -> Result<(), ArchiveError> {
-    let path = directory.path().join(FILE);
+    let path = directory.path().join(ARCHIVE_LOCATION);
     let failed = |source| ArchiveError::Io { doing: "writing", path: path.display().to_string(), source };
     write(&path, config, directory.files()).map_err(failed)
 }
 
 /// Whether the data directory has used this archive before.
 pub(crate) fn is_known(directory: &DataDir, config: &ObjectArchiveConfig) -> bool {
-    let known = fs::read(directory.path().join(FILE)).ok();
+    let known = fs::read(directory.path().join(ARCHIVE_LOCATION)).ok();
     let known = known.and_then(|json| serde_json::from_slice::<Location>(&json).ok());
     known.is_some_and(|known| known.url == config.url)
-}
-
-/// Whether a data directory has an archive, here or on object storage.
-pub(crate) fn has_archive(directory: &Path) -> bool {
-    directory.join(ARCHIVE).is_dir() || directory.join(FILE).is_file()
 }
 
 fn write(path: &Path, config: &ObjectArchiveConfig, files: &DataFiles) -> io::Result<()> {
@@ -102,7 +95,7 @@ impl CombinedArchive {
 
     /// The file with the URL.
     fn file(&self) -> PathBuf {
-        self.directory.join(FILE)
+        self.directory.join(ARCHIVE_LOCATION)
     }
 
     /// Returns the archive on object storage that the data directory has now: a running broker may have stored its URL after
@@ -202,12 +195,12 @@ mod tests {
             let location = LakeLocation::open(&config.url, &config.options).expect("a valid URL");
             let options = LakeOptions { journals: vec![7], is_new: true, ..LakeOptions::default() };
             runtime.block_on(Lake::open(location, options, None, 0)).expect("a healthy disk");
-            write(&directory.join(FILE), &config, &DataFiles::Local).expect("a healthy disk");
+            write(&directory.join(ARCHIVE_LOCATION), &config, &DataFiles::Local).expect("a healthy disk");
             assert!(archive.manifest().expect("the tables can be read").is_some(), "{name}");
             let known = archive.known().as_ref().map(|(_, objects)| format!("{objects:?}"));
             assert!(known.is_some_and(|known| known.contains(&config.url)), "{name}");
         }
-        fs::remove_file(directory.join(FILE)).expect("it is there");
+        fs::remove_file(directory.join(ARCHIVE_LOCATION)).expect("it is there");
         assert_eq!(archive.manifest().expect("there is no archive"), None);
     }
 }

@@ -33,13 +33,14 @@ use mqcore_replication::storage::{DataFiles, DataStorage};
 pub use mqcore_journal::error::JournalError;
 pub use mqcore_journal::storage::lock::lock_descriptors;
 
-use crate::storage::archive_location::has_archive;
 use crate::storage::loss::Loss;
 use crate::storage::manifest::{COPIES, Manifest, ManifestError};
 use crate::storage::parts;
 
 /// The directory of the archive.
 pub const ARCHIVE: &str = "archive";
+/// File with the place of the archive on object storage.
+pub(crate) const ARCHIVE_LOCATION: &str = "archive.json";
 
 /// A journal other than those of shards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -334,6 +335,11 @@ impl DataDir {
         self.path.join(ARCHIVE)
     }
 
+    /// Whether there is an archive, here or on object storage.
+    fn has_archive(&self) -> bool {
+        self.archive().is_dir() || self.path.join(ARCHIVE_LOCATION).is_file()
+    }
+
     /// The number of shards of the directory.
     pub(crate) fn shards(&self) -> usize {
         self.shards
@@ -377,7 +383,7 @@ impl DataDir {
         let name = shard_name(shard);
         let expected_identity = self.identity_of(&name);
         // After its loss is accepted, a missing journal is not listed any more.
-        let replaces_another = expected_identity.is_some() || has_archive(&self.path);
+        let replaces_another = expected_identity.is_some() || self.has_archive();
         let options = Options { expected_identity, replaces_another, ..journal_options(shard, now_ms) };
         let mut state = RecoveryBuilder::default();
         let (journal, recovered) = Journal::open_with_observers(
