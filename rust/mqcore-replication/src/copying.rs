@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use mqcore_journal::storage::directory::sync_directory;
 use mqcore_journal::storage::private::{create_private_directory, private_options};
+use tokio::io::AsyncWriteExt as _;
 use tokio::sync::oneshot;
 
 use crate::input::{Copied, Input};
@@ -66,7 +67,8 @@ pub(crate) async fn send_copy(
     let (answer, applied) = oneshot::channel();
     member.send(Input::Applied(answer)).map_err(|_| ended())?;
     let applied = applied.await.map_err(|_| ended())?;
-    write_frame(&mut stream, &[&[END], &applied.to_le_bytes()]).await
+    write_frame(&mut stream, &[&[END], &applied.to_le_bytes()]).await?;
+    tokio::time::timeout(PATIENCE, stream.shutdown()).await?
 }
 
 /// Gets a copy of the files of another member into `root`, and makes it durable. Removes the files of this member once the other
@@ -134,4 +136,64 @@ pub(crate) async fn receive_copy(
 fn number(bytes: &[u8]) -> io::Result<u64> {
     let bytes = bytes.first_chunk().ok_or(io::ErrorKind::InvalidData)?;
     Ok(u64::from_le_bytes(*bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use mqcore_tls::client::ClientTls;
+    use mqcore_tls::listener::{ClientCertificates, ListenerTls};
+    use rcgen::{CertificateParams, KeyPair};
+    use tokio::io::DuplexStream;
+    use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
+
+    use super::*;
+
+    /// A connection over a link that holds little.
+    async fn tls_pair(root: &Path) -> (server::TlsStream<DuplexStream>, client::TlsStream<DuplexStream>) {
+        let key = KeyPair::generate().unwrap();
+        let certificate =
+            CertificateParams::new(["localhost".to_owned()]).unwrap().self_signed(&key).unwrap();
+        let cert = root.join("node.pem");
+        std::fs::write(&cert, certificate.pem() + &key.serialize_pem()).unwrap();
+        let client_cert = ClientCertificates::default();
+        let answerer = ListenerTls { cert: cert.clone(), key: None, client_ca: None, client_cert };
+        let answerer = answerer.load(&[]).unwrap();
+        let caller = ClientTls { ca: Some(cert), ..ClientTls::default() }.load().unwrap();
+        let name = caller.server_name("localhost").unwrap();
+        let (ours, theirs) = tokio::io::duplex(1024);
+        let (accepted, connected) = tokio::join!(
+            TlsAcceptor::from(answerer.config).accept(ours),
+            TlsConnector::from(caller.config).connect(name, theirs)
+        );
+        (accepted.unwrap(), connected.unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_copy_over_tls_arrives_completely_at_a_slow_receiver() {
+        let scratch = tempfile::TempDir::new().unwrap();
+        let content = vec![7; 60 << 10];
+        std::fs::write(scratch.path().join("authority.json"), &content).unwrap();
+        let (inputs, received) = std::sync::mpsc::channel();
+        let root = scratch.path().to_path_buf();
+        std::thread::spawn(move || {
+            while let Ok(input) = received.recv() {
+                match input {
+                    Input::OpenFiles(answer) => drop(answer.send(OpenedFiles::open(&root, 5))),
+                    Input::Applied(answer) => drop(answer.send(9)),
+                    other => panic!("{other:?}"),
+                }
+            }
+        });
+        let (ours, mut theirs) = tls_pair(scratch.path()).await;
+        let sending = tokio::spawn(send_copy(Box::new(ours), 2, inputs));
+        // Meanwhile, TLS can take all of it.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let mut frames = Vec::new();
+        while frames.last().is_none_or(|frame: &bytes::Bytes| frame[0] != END) {
+            frames.push(read_frame(&mut theirs).await.unwrap());
+        }
+        assert_eq!(frames.iter().map(|frame| frame[0]).collect::<Vec<_>>(), [BEGIN, FILE, PIECE, END]);
+        assert_eq!(frames[2][1..], content);
+        sending.await.unwrap().unwrap();
+    }
 }

@@ -140,6 +140,7 @@ impl MemberCredentials {
         transcript.extend_from_slice(&random_nonce()?);
         let exchange = async {
             stream.write_all(&transcript).await?;
+            stream.flush().await?;
             let mut answer = [0; 4 + 32 + 32];
             stream.read_exact(&mut answer).await.map_err(|error| refused(&error))?;
             let (told, proof) = answer.split_at(36);
@@ -147,6 +148,7 @@ impl MemberCredentials {
             self.mac(b"answer", &transcript)?.verify_slice(proof).map_err(|_| wrong_secret())?;
             let proof = self.mac(b"call", &transcript)?.finalize().into_bytes();
             stream.write_all(&proof).await?;
+            stream.flush().await?;
             Ok(u32::from_le_bytes([told[0], told[1], told[2], told[3]]))
         };
         tokio::time::timeout(HANDSHAKE_TIME, exchange).await?
@@ -174,6 +176,7 @@ impl MemberCredentials {
             transcript.extend_from_slice(&answer);
             answer.extend_from_slice(&self.mac(b"answer", &transcript)?.finalize().into_bytes());
             stream.write_all(&answer).await?;
+            stream.flush().await?;
             let mut proof = [0; 32];
             stream.read_exact(&mut proof).await?;
             self.mac(b"call", &transcript)?.verify_slice(&proof).map_err(|_| wrong_secret())?;
@@ -201,7 +204,7 @@ fn refused(error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), why)
 }
 
-/// Writes a frame.
+/// Writes a frame. At return, the system has all of it, so that the connection may be closed.
 ///
 /// # Errors
 /// The connection has ended.
@@ -210,7 +213,9 @@ pub async fn write_frame(stream: &mut (impl AsyncWriteExt + Unpin), parts: &[&[u
     let mut frame = Vec::with_capacity(4 + length);
     frame.extend_from_slice(&(length as u32).to_le_bytes());
     parts.iter().for_each(|part| frame.extend_from_slice(part));
-    stream.write_all(&frame).await
+    stream.write_all(&frame).await?;
+    // TLS accepts bytes that it has not passed on, and would keep them until the next frame, or lose them with the connection.
+    stream.flush().await
 }
 
 /// Reads a frame.
