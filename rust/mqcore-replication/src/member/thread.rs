@@ -4,6 +4,8 @@ mod copies;
 mod faults;
 mod leading;
 mod membership;
+#[cfg(test)]
+mod tests;
 mod view;
 
 use std::any::Any;

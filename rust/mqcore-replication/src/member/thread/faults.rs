@@ -111,9 +111,20 @@ impl MemberThread {
             }
             Remedy::Rejoin => self.rejoin(inputs, &why)?,
         }
-        let opened = open_applier(&self.parts.options.data_dir, &mut self.identity);
-        self.applier = opened.map_err(|error| error.to_string())?;
-        Ok(())
+        loop {
+            match open_applier(&self.parts.options.data_dir, &mut self.identity) {
+                Ok(applier) => {
+                    self.applier = applier;
+                    return Ok(());
+                }
+                // The cause of the first failure may last, for example a lack of file descriptors.
+                Err(error) => {
+                    let why = error.to_string();
+                    tracing::error!(why, "this node of the cluster cannot open its files; trying again");
+                    self.pause(inputs, &why, PAUSE);
+                }
+            }
+        }
     }
 
     /// Begins a new replica. Its old files are moved away only when another member leads, and so has everything.
