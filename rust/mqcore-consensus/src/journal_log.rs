@@ -291,19 +291,22 @@ impl<S: Storage> ReplicatedLog for JournalLog<S> {
     }
 
     fn entries(&self, range: Range<u64>, max_bytes: u64) -> Result<Vec<LogEntry>, JournalError> {
-        let mut entries = Vec::new();
-        let mut bytes = 0;
-        for stored in range.map_while(|index| self.stored(index)) {
-            let payload = Bytes::from(self.journal.read(stored.sequence)?);
+        let (mut entries, mut bytes, mut unknown) = (Vec::new(), 0, None);
+        let sequences = range.map_while(|index| Some(self.stored(index)?.sequence));
+        self.journal.read_each(sequences, &mut |sequence, payload| {
             // Its checksum was verified, and opening has read all older ones.
-            let Ok((entry, _)) = parse(&payload) else { return Err(JournalError::NotLive(stored.sequence)) };
+            let Ok((entry, _)) = parse(&Bytes::copy_from_slice(payload)) else {
+                unknown = Some(sequence);
+                return false;
+            };
             bytes += entry.data.len() as u64;
-            if bytes > max_bytes && !entries.is_empty() {
-                break;
+            let has_room = bytes <= max_bytes || entries.is_empty();
+            if has_room {
+                entries.push(entry);
             }
-            entries.push(entry);
-        }
-        Ok(entries)
+            has_room
+        })?;
+        unknown.map_or(Ok(entries), |sequence| Err(JournalError::NotLive(sequence)))
     }
 
     fn snapshot(&self) -> Result<LogSnapshot, JournalError> {

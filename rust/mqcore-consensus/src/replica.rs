@@ -30,7 +30,8 @@ pub struct ReplicaOptions {
     pub snapshot_ticks: u64,
     /// Bytes of entries in one message. One entry is always sent.
     pub max_message_bytes: u64,
-    /// Messages with entries that are sent to a replica before it answers.
+    /// Messages with entries that are sent to a replica before it answers. A leader reads all of them at once for a replica that
+    /// is far behind, and does nothing else meanwhile.
     pub max_inflight_messages: usize,
     /// Bytes of proposed entries that are not committed. More are refused with [`ProposeError::Busy`].
     pub max_uncommitted_bytes: u64,
@@ -53,7 +54,7 @@ impl Default for ReplicaOptions {
             sync_ticks: 10,
             snapshot_ticks: 100,
             max_message_bytes: 1 << 20,
-            max_inflight_messages: 256,
+            max_inflight_messages: 16,
             max_uncommitted_bytes: 64 << 20,
             max_committed_bytes: 8 << 20,
             seed: 0,

@@ -42,6 +42,15 @@ fn all(log: &JournalLog<MemoryStorage>) -> Vec<LogEntry> {
 }
 
 #[test]
+fn adjacent_entries_take_few_reads() {
+    let (storage, mut log) = new_group(1);
+    let written: Vec<LogEntry> = (2..1002).map(|index| entry(index, 1)).collect();
+    log.append(written.clone(), None).unwrap();
+    storage.inject(StorageCall::Read, 20, Fault::Error, true);
+    assert_eq!(all(&log), written);
+}
+
+#[test]
 fn synced_entries_and_ballot_survive_a_power_failure() {
     let (storage, mut log) = new_group(1);
     log.append(vec![entry(2, 1), entry(3, 1)], Some(ballot(1, 2))).unwrap();

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use bytes::Bytes;
-use mqcore_consensus::log::Ballot;
+use mqcore_consensus::log::{Ballot, ReplicatedLog as _};
 use mqcore_consensus::membership::{GroupMembers, MemberChange, ReplicaId, next_change};
 use mqcore_consensus::replica::{
     ProposeError, Replica, ReplicaError, ReplicaOptions, ReplicaRole, ReplicaStartError,
@@ -194,6 +194,42 @@ fn proposals_are_refused_beyond_the_limit_and_taken_again_later() {
     }
     let leader = group.leader().unwrap();
     group.propose(leader, large).unwrap();
+}
+
+#[test]
+fn leader_sends_a_part_of_the_log_at_once_to_a_replica_that_returns() {
+    let mut group = Group::new(3);
+    group.elect(0);
+    group.cut = vec![2];
+    for number in 0..32 << 10 {
+        group.replicas[0].propose(Bytes::from_static(&[1; 1 << 10])).unwrap();
+        if number % 64 == 0 {
+            group.settle();
+        }
+    }
+    group.settle();
+    let last = group.replicas[0].log().last_index();
+    let mut largest = 0;
+    for _ in 0..10 {
+        group.replicas[0].tick();
+        while let Some(work) = group.replicas[0].poll().unwrap() {
+            let messages = work.messages.into_iter().chain(group.replicas[0].persisted(work.number));
+            let mut bytes = Vec::new();
+            for message in messages.filter(|message| message.to() == Some(ReplicaId::first(3))) {
+                message.encode(&mut bytes);
+                group.replicas[2].receive(message).unwrap();
+            }
+            largest = largest.max(bytes.len());
+            while let Some(work) = group.replicas[2].poll().unwrap() {
+                let messages = work.messages.into_iter().chain(group.replicas[2].persisted(work.number));
+                for message in messages.collect::<Vec<_>>() {
+                    group.replicas[0].receive(message).unwrap();
+                }
+            }
+        }
+    }
+    assert_eq!(group.replicas[2].log().last_index(), last, "it gets all of them");
+    assert!(largest < 17 << 20, "{largest} bytes at once");
 }
 
 #[test]

@@ -16,6 +16,8 @@ use crate::writer::Writer;
 const OPEN_FILES_MAX: usize = 32;
 /// Bytes read ahead while iterating over all live records.
 const READ_AHEAD_BYTES: usize = 256 << 10;
+/// Bytes read ahead after the first record.
+const READ_AHEAD_BYTES_MIN: usize = 16 << 10;
 
 impl<S: Storage> Journal<S> {
     /// Returns the payload of a live record, from the buffer or verified from disk.
@@ -41,6 +43,37 @@ impl<S: Storage> Journal<S> {
                 why: "expected another record here",
             }),
         }
+    }
+
+    /// Calls `show` with the payloads of live records, verified from the buffer or from disk, until it returns false. Adjacent
+    /// records take few reads.
+    ///
+    /// # Errors
+    /// The same as [`Self::read`].
+    pub fn read_each(
+        &self,
+        sequences: impl Iterator<Item = u64>,
+        show: &mut dyn FnMut(u64, &[u8]) -> bool,
+    ) -> Result<(), JournalError> {
+        let mut puts = ReadAhead::default();
+        for sequence in sequences {
+            let at = self.state.puts.get(sequence).ok_or(JournalError::NotLive(sequence))?;
+            match format::decode(puts.record(self, at)?) {
+                Some(Record::Put { sequence: found, payload, .. }) if found == sequence => {
+                    if !show(sequence, payload) {
+                        return Ok(());
+                    }
+                }
+                _ => {
+                    return Err(JournalError::Damaged {
+                        segment: at.segment,
+                        offset: at.offset,
+                        why: "expected another record here",
+                    });
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Calls `show` with every live record whose number is at least `first`, in ascending order, with read-ahead.
@@ -240,21 +273,26 @@ impl<S: Storage> Journal<S> {
     }
 }
 
-/// A window into one segment, so that adjacent records take one read.
+/// A window into one segment, so that adjacent records take one read. It grows with each read: most readers of a few records
+/// need no more.
 #[derive(Debug, Default)]
 struct ReadAhead {
     segment: u32,
     start: u32,
     bytes: Vec<u8>,
-    single: Vec<u8>,
+    /// Bytes of the next window.
+    ahead: usize,
 }
 
 impl ReadAhead {
     /// Returns the verified record at `at`.
-    fn record<S: Storage>(&mut self, journal: &Journal<S>, at: Location) -> Result<&[u8], JournalError> {
-        if journal.tail.iter().any(|writer| writer.number == at.segment) {
-            journal.read_record(at, &mut self.single)?;
-            return Ok(&self.single);
+    fn record<'a, S: Storage>(
+        &'a mut self,
+        journal: &'a Journal<S>,
+        at: Location,
+    ) -> Result<&'a [u8], JournalError> {
+        if let Some(buffered) = journal.buffered(at) {
+            return Ok(buffered);
         }
         let length = at.length as usize;
         let inside = |window: &Self| {
@@ -263,7 +301,8 @@ impl ReadAhead {
         };
         if inside(self).is_none() {
             (self.segment, self.start) = (at.segment, at.offset);
-            self.bytes.resize(length.max(READ_AHEAD_BYTES), 0);
+            self.bytes.resize(length.max(self.ahead), 0);
+            self.ahead = (4 * self.ahead).clamp(READ_AHEAD_BYTES_MIN, READ_AHEAD_BYTES);
             let count = journal.read_file(at.segment, u64::from(at.offset), &mut self.bytes);
             self.bytes.truncate(*count.as_ref().unwrap_or(&0));
             count?;
