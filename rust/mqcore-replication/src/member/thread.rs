@@ -45,8 +45,10 @@ use crate::transport::{MemberCredentials, Network, random_u64};
 const INPUTS_AT_ONCE: usize = 256;
 /// A node that was not heard for so long is not connected.
 const SILENCE_MAX: Duration = Duration::from_secs(3);
-/// Bytes of entries that are read at once to be repeated.
+/// Bytes of entries that are read at once to be repeated, and the longest time until others hear from this member again. Its
+/// leader may need its acknowledgements.
 const REPEATED_BYTES: u64 = 8 << 20;
+const REPEATED_TIME: Duration = Duration::from_millis(200);
 const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(1);
 const HOUSEKEEPING_BYTES: usize = 8 << 20;
 /// A leader with less free space hands over to a node with more than twice of it: its broker refuses messages soon.
@@ -109,7 +111,7 @@ enum Copying {
     /// It must begin, not before this time.
     Wanted(Instant),
     Runs,
-    /// The files are complete once the entry with this index is repeated.
+    /// The files are complete once the entry with this index is repeated, and all that were held.
     Repeats(u64),
 }
 
@@ -147,6 +149,8 @@ struct Grouped {
     copying: Copying,
     /// Committed entries up to this index were not carried out, because the files are being copied.
     held: u64,
+    /// The next of them to be carried out on a copy.
+    next_held: u64,
     /// Term of the last entry that was carried out.
     applied_term: u64,
     /// It has led with up-to-date files.
@@ -158,6 +162,13 @@ struct Grouped {
     housekept: Instant,
     /// It keeps the log for the others, and no files.
     is_witness: bool,
+}
+
+/// The next tick of a group, and the news that others have heard.
+struct Pace {
+    next_tick: Instant,
+    /// `None`: they hear all of it again.
+    told: Option<(Option<u64>, ReplicaRole, Copying)>,
 }
 
 impl MemberThread {
@@ -319,6 +330,7 @@ impl MemberThread {
             compaction: Compaction::default(),
             copying: if self.identity.is_copying { Copying::Wanted(Instant::now()) } else { Copying::No },
             held: 0,
+            next_held: 0,
             is_opened: false,
             is_resigning: false,
             applied_term: 0,
@@ -329,36 +341,45 @@ impl MemberThread {
 
     fn work(&mut self, inputs: &Receiver<Input>) -> Result<(), Failure> {
         let mut group = self.open_group()?;
-        let tick = self.parts.options.tick;
-        let mut next_tick = Instant::now() + tick;
-        let mut told = None;
-        loop {
-            self.advance(&mut group)?;
-            // Others hear changes at once, and the rest with each tick: it would cost each batch of the broker.
-            let news = (group.led, group.replica.role(), group.copying);
-            if told != Some(news) {
-                told = Some(news);
-                self.tell(&mut group);
-            }
-            let patience = next_tick.saturating_duration_since(Instant::now());
-            match inputs.recv_timeout(patience) {
-                Ok(input) => {
-                    self.take(&mut group, input)?;
-                    for input in inputs.try_iter().take(INPUTS_AT_ONCE) {
-                        self.take(&mut group, input)?;
-                    }
-                }
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return Ok(()),
-            }
-            if Instant::now() >= next_tick {
-                // A thread that was stopped does not make up for ticks: others had the same time.
-                next_tick = Instant::now() + tick;
-                group.replica.tick();
-                self.each_tick(&mut group)?;
-                told = None;
-            }
+        let mut pace = Pace { next_tick: Instant::now() + self.parts.options.tick, told: None };
+        while self.work_once(&mut group, inputs, &mut pace)? {}
+        Ok(())
+    }
+
+    /// Does the work that there is, and takes inputs until the next tick. False: the process ends.
+    fn work_once(
+        &mut self,
+        group: &mut Grouped,
+        inputs: &Receiver<Input>,
+        pace: &mut Pace,
+    ) -> Result<bool, Failure> {
+        self.advance(group)?;
+        self.repeat_held(group)?;
+        // Others hear changes at once, and the rest with each tick: it would cost each batch of the broker.
+        let news = (group.led, group.replica.role(), group.copying);
+        if pace.told != Some(news) {
+            pace.told = Some(news);
+            self.tell(group);
         }
+        let rest = pace.next_tick.saturating_duration_since(Instant::now());
+        match inputs.recv_timeout(if group.repeats() { Duration::ZERO } else { rest }) {
+            Ok(input) => {
+                self.take(group, input)?;
+                for input in inputs.try_iter().take(INPUTS_AT_ONCE) {
+                    self.take(group, input)?;
+                }
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Ok(false),
+        }
+        if Instant::now() >= pace.next_tick {
+            // A thread that was stopped does not make up for ticks: others had the same time.
+            pace.next_tick = Instant::now() + self.parts.options.tick;
+            group.replica.tick();
+            self.each_tick(group)?;
+            pace.told = None;
+        }
+        Ok(true)
     }
 
     fn take(&mut self, group: &mut Grouped, input: Input) -> Result<(), Failure> {
@@ -489,16 +510,6 @@ impl MemberThread {
         }
     }
 
-    fn committed(&mut self, group: &mut Grouped, entry: LogEntry) -> Result<(), Failure> {
-        if matches!(group.copying, Copying::Wanted(_) | Copying::Runs) {
-            group.held = entry.index;
-            // Before each election, the crate `raft` would read all entries again that do not count as applied.
-            group.replica.applied(entry.index);
-            return Ok(());
-        }
-        self.carry_out(group, entry)
-    }
-
     fn carry_out(&mut self, group: &mut Grouped, entry: LogEntry) -> Result<(), Failure> {
         let LogEntry { index, term, kind, data } = entry;
         let bytes = data.len();
@@ -520,6 +531,7 @@ impl MemberThread {
         }
         if let Copying::Repeats(complete) = group.copying
             && index >= complete
+            && !group.repeats()
         {
             self.complete_copy(group)?;
         }

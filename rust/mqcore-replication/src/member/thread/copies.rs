@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use mqcore_consensus::log::{LogSnapshot, ReplicatedLog};
+use mqcore_consensus::log::{LogEntry, LogSnapshot, ReplicatedLog};
 use mqcore_consensus::replica::ReplicaRole;
 
-use super::{COPY_PAUSE, Copying, Failure, Grouped, MemberThread, REPEATED_BYTES};
+use super::{COPY_PAUSE, Copying, Failure, Grouped, MemberThread, REPEATED_BYTES, REPEATED_TIME};
 use crate::copying::receive_copy;
 use crate::input::{Copied, Input};
 use crate::member::compaction::Compaction;
@@ -51,21 +51,42 @@ impl MemberThread {
         };
         self.applier.begin_at(copied.begun).map_err(Failure::Sync)?;
         group.copying = Copying::Repeats(copied.complete);
-        let mut next = copied.begun + 1;
-        while next <= group.held {
-            let entries = group.replica.log().entries(next..group.held + 1, REPEATED_BYTES)?;
-            if entries.is_empty() {
-                return self.copy_again(group, "the log lacks entries after the copy");
-            }
-            self.parts.shared.note_work();
-            for entry in entries {
-                next = entry.index + 1;
-                self.carry_out(group, entry)?;
-            }
-        }
-        if copied.complete <= copied.begun && group.copying != Copying::No {
+        group.next_held = copied.begun + 1;
+        if copied.complete <= copied.begun && !group.repeats() {
             // Nothing has to be repeated.
             self.complete_copy(group)?;
+        }
+        Ok(())
+    }
+
+    /// Carries out a committed entry, or holds it until there is a copy.
+    pub(super) fn committed(&mut self, group: &mut Grouped, entry: LogEntry) -> Result<(), Failure> {
+        if matches!(group.copying, Copying::Wanted(_) | Copying::Runs) || group.repeats() {
+            group.held = entry.index;
+            // Before each election, the crate `raft` would read all entries again that do not count as applied.
+            group.replica.applied(entry.index);
+            return Ok(());
+        }
+        self.carry_out(group, entry)
+    }
+
+    /// Carries out a part of the entries that were held during the copy.
+    pub(super) fn repeat_held(&mut self, group: &mut Grouped) -> Result<(), Failure> {
+        if !group.repeats() {
+            return Ok(());
+        }
+        let entries = group.replica.log().entries(group.next_held..group.held + 1, REPEATED_BYTES)?;
+        if entries.is_empty() {
+            return self.copy_again(group, "the log lacks entries after the copy");
+        }
+        self.parts.shared.note_work();
+        let begun = Instant::now();
+        for entry in entries {
+            group.next_held = entry.index + 1;
+            self.carry_out(group, entry)?;
+            if begun.elapsed() >= REPEATED_TIME {
+                break;
+            }
         }
         Ok(())
     }
@@ -155,5 +176,12 @@ impl MemberThread {
             group.replica.log_mut().journal_mut().compact(&snapshot).map_err(LogError::from)?;
         }
         Ok(())
+    }
+}
+
+impl Grouped {
+    /// Held entries wait to be carried out on the copy.
+    pub(super) fn repeats(&self) -> bool {
+        matches!(self.copying, Copying::Repeats(_)) && self.next_held <= self.held
     }
 }

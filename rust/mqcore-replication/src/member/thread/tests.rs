@@ -6,16 +6,21 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+use mqcore_consensus::log::ReplicatedLog as _;
+use mqcore_consensus::replica::ReplicaRole;
 use tempfile::TempDir;
 use tokio::sync::watch;
 
-use super::{Failure, MemberThread, Parts};
+use super::{Copying, Failure, Grouped, MemberThread, Pace, Parts, REPEATED_BYTES};
 use crate::identity::MemberIdentity;
-use crate::input::Input;
+use crate::input::{Copied, Input};
 use crate::member::{MemberOptions, RestartCommand, Shared};
+use crate::operation::{FileOperation, begin_entry};
 use crate::replicator::Replicator;
+use crate::status::MemberRole;
 use crate::transport::{MemberCredentials, Network};
 
 /// The only member of a group, and what it needs.
@@ -90,4 +95,76 @@ fn a_member_tries_until_it_can_open_its_files() {
         assert_eq!(alone.thread.handle_failure(failure, &alone.inputs), Ok(()));
         assert!(!place.exists());
     });
+}
+
+/// An entry that writes so many bytes.
+fn entry(length: usize) -> Bytes {
+    let mut entry = Vec::new();
+    begin_entry(&mut entry);
+    let write =
+        FileOperation::Write { name: "shard-0/a".to_owned(), offset: 0, bytes: vec![1; length].into() };
+    write.encode(&mut entry);
+    entry.into()
+}
+
+/// A group whose member leads, and gets a copy of the files of another one.
+fn copying(alone: &mut Alone) -> Grouped {
+    let mut group = alone.thread.open_group().unwrap();
+    group.copying = Copying::Runs;
+    while group.replica.role() != ReplicaRole::Leader {
+        group.replica.tick();
+        alone.thread.advance(&mut group).unwrap();
+    }
+    group
+}
+
+#[test]
+fn a_member_hears_others_while_it_repeats_what_it_held_during_a_copy() {
+    let mut alone = Alone::new();
+    let mut group = copying(&mut alone);
+    let base = group.replica.log().base().0;
+    for _ in 0..3 * (REPEATED_BYTES >> 20) {
+        group.replica.propose(entry(1 << 20)).unwrap();
+    }
+    alone.thread.advance(&mut group).unwrap();
+    let (last, term) = (group.replica.log().last_index(), group.replica.term());
+    assert_eq!(group.held, last);
+    let copied = Input::Copied(alone.thread.copies, Ok(Copied { begun: base, complete: last }));
+    alone.thread.take(&mut group, copied).unwrap();
+    let mut pace = Pace { next_tick: Instant::now(), told: None };
+    let mut statuses = Vec::new();
+    while group.copying != Copying::No {
+        let (answer, mut status) = tokio::sync::oneshot::channel();
+        alone.thread.parts.inputs.send(Input::Status(answer)).unwrap();
+        let before = pace.next_tick;
+        assert!(alone.thread.work_once(&mut group, &alone.inputs, &mut pace).unwrap());
+        assert!(pace.next_tick > before, "a tick");
+        statuses.push(status.try_recv().unwrap());
+        assert!(statuses.len() < 100, "{:?}", group.copying);
+    }
+    assert_eq!(alone.thread.applier.applied(), last);
+    let earlier: Vec<_> = statuses.iter().filter(|status| status.role == MemberRole::Copying).collect();
+    assert!(earlier.len() > 2, "{} answers meanwhile", earlier.len());
+    assert!(earlier.is_sorted_by(|first, second| first.applied < second.applied));
+    assert_eq!(group.replica.term(), term);
+}
+
+#[test]
+fn an_entry_that_is_committed_after_a_copy_waits_for_those_that_were_held() {
+    let mut alone = Alone::new();
+    let mut group = copying(&mut alone);
+    let base = group.replica.log().base().0;
+    for length in [1, 2] {
+        group.replica.propose(entry(length)).unwrap();
+    }
+    alone.thread.advance(&mut group).unwrap();
+    let held = group.held;
+    let copied = Input::Copied(alone.thread.copies, Ok(Copied { begun: base, complete: base + 1 }));
+    alone.thread.take(&mut group, copied).unwrap();
+    group.replica.propose(entry(3)).unwrap();
+    alone.thread.advance(&mut group).unwrap();
+    assert_eq!((alone.thread.applier.applied(), group.held), (base, held + 1));
+    alone.thread.repeat_held(&mut group).unwrap();
+    assert_eq!((alone.thread.applier.applied(), group.copying), (held + 1, Copying::No));
+    assert_eq!(fs::read(alone.root.path().join("shard-0/a")).unwrap(), [1; 3]);
 }
