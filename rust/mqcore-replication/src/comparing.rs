@@ -17,8 +17,9 @@ use crate::link::MemberStream;
 use crate::operation::is_valid;
 use crate::transport::{ConnectionKind, MemberCredentials, invalid, read_frame, write_frame};
 
-/// Pause between two comparisons.
+/// Pause between two comparisons. Twice as long after each one for which no member with all files answered.
 const PAUSE: Duration = Duration::from_millis(200);
+const PAUSE_MAX: Duration = Duration::from_secs(2);
 /// Time until members that are not at the same entry are compared all the same.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Time for the answer of a member, which reads its file.
@@ -46,7 +47,7 @@ pub(crate) async fn find_scope(
     credentials: &MemberCredentials,
 ) -> DamageScope {
     let begun = Instant::now();
-    let mut is_told = false;
+    let mut pause = PAUSE;
     loop {
         let (mut theirs, mut incomplete) = (Vec::new(), 0);
         for address in others {
@@ -59,12 +60,16 @@ pub(crate) async fn find_scope(
         if incomplete == others.len() {
             return DamageScope::AllMembers;
         }
-        if theirs.is_empty() && !is_told {
-            is_told = true;
-            tracing::warn!(
-                name,
-                "a file is damaged, and no other node with all files answers; waiting for one, to compare it"
-            );
+        if theirs.is_empty() {
+            if pause == PAUSE {
+                tracing::warn!(
+                    name,
+                    "a file is damaged, and no other node with all files answers; waiting for one, to compare it"
+                );
+            }
+            tokio::time::sleep(pause).await;
+            pause = (2 * pause).min(PAUSE_MAX);
+            continue;
         }
         match read_own(name, member).await {
             Ok(Some(own)) => {
@@ -73,13 +78,12 @@ pub(crate) async fn find_scope(
                 }
             }
             // A disk that cannot read the file.
-            Err(error) if !theirs.is_empty() => {
+            Err(error) => {
                 tracing::warn!(name, %error, "cannot read a file that is to be compared with other nodes");
                 return DamageScope::Local;
             }
             // It gets a copy meanwhile.
             Ok(None) => return DamageScope::Local,
-            Err(_) => {}
         }
         tokio::time::sleep(PAUSE).await;
     }
@@ -154,6 +158,20 @@ mod tests {
 
     fn at(index: u64, digest: Option<u8>) -> ComparedFile {
         ComparedFile { index, digest: digest.map(|byte| [byte; 32]) }
+    }
+
+    #[tokio::test]
+    async fn a_file_is_not_read_while_no_other_member_answers() {
+        let unused = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let others = [unused.local_addr().unwrap().to_string()];
+        drop(unused);
+        let (member, inputs) = std::sync::mpsc::channel();
+        let credentials =
+            MemberCredentials { cluster: "test".to_owned(), node: 1, secret: vec![1; 16], tls: None };
+        let finding = find_scope("shard-0/a", &member, &others, &credentials);
+        let found = tokio::time::timeout(Duration::from_secs(1), finding).await;
+        assert!(found.is_err(), "{found:?}");
+        assert_eq!(inputs.try_iter().count(), 0);
     }
 
     #[test]

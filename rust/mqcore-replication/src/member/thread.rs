@@ -32,7 +32,7 @@ use super::log::{LogError, MemberLog};
 use super::{MemberError, MemberOptions, Shared};
 use crate::applier::{Applier, ApplyError};
 use crate::identity::{MemberIdentity, MemberIdentityError};
-use crate::input::{Input, MemberGreeting};
+use crate::input::{FoundDamage, Input, MemberGreeting};
 use crate::leadership::LeadershipHistory;
 use crate::relay::Leader;
 use crate::replicator::{Batch, Replicator};
@@ -160,6 +160,8 @@ struct Grouped {
     /// The broker has stopped, and another node should lead.
     is_resigning: bool,
     housekept: Instant,
+    /// Files that are being compared with those of others, and the readers that wait for the scope of the damage.
+    comparing: BTreeMap<String, Vec<FoundDamage>>,
     /// It keeps the log for the others, and no files.
     is_witness: bool,
 }
@@ -336,6 +338,7 @@ impl MemberThread {
             applied_term: 0,
             led: None,
             housekept: Instant::now(),
+            comparing: BTreeMap::new(),
         })
     }
 

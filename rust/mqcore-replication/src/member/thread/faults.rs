@@ -255,7 +255,7 @@ impl MemberThread {
     }
 
     /// Compares a damaged file with those of other members.
-    pub(super) fn compare(&self, group: &Grouped, damage: FoundDamage) {
+    pub(super) fn compare(&self, group: &mut Grouped, damage: FoundDamage) {
         let members = group.replica.membership();
         let nodes = members.voters.iter().map(|id| id.node()).filter(|node| *node != self.parts.options.node);
         let others: Vec<_> = nodes.filter_map(|node| self.parts.options.peers.get(&node).cloned()).collect();
@@ -269,6 +269,12 @@ impl MemberThread {
         if let Some(scope) = scope {
             return damage.tell(scope);
         }
+        if let Some(waiting) = group.comparing.get_mut(&damage.name) {
+            // Each verification finds the same damage again.
+            waiting.extend(Some(damage).filter(|damage| damage.answer.is_some()));
+            return;
+        }
+        group.comparing.insert(damage.name.clone(), Vec::new());
         let (inputs, credentials) = (self.parts.inputs.clone(), Arc::clone(&self.parts.credentials));
         self.parts.runtime.spawn(async move {
             let scope = comparing::find_scope(&damage.name, &inputs, &others, &credentials).await;
@@ -294,6 +300,9 @@ impl MemberThread {
             DamageScope::Local => {}
         }
         damage.tell(scope);
+        for waiting in group.comparing.remove(name).unwrap_or_default() {
+            waiting.tell(scope);
+        }
     }
 
     /// Gets a copy of all files from the leader. A node that leads stops leading.

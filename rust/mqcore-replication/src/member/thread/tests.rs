@@ -1,11 +1,10 @@
 //! The thread of a member, without its process.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, channel, sync_channel};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -16,14 +15,14 @@ use tokio::sync::watch;
 
 use super::{Copying, Failure, Grouped, MemberThread, Pace, Parts, REPEATED_BYTES};
 use crate::identity::MemberIdentity;
-use crate::input::{Copied, Input};
+use crate::input::{Copied, DamageScope, FoundDamage, Input};
 use crate::member::{MemberOptions, RestartCommand, Shared};
 use crate::operation::{FileOperation, begin_entry};
 use crate::replicator::Replicator;
 use crate::status::MemberRole;
 use crate::transport::{MemberCredentials, Network};
 
-/// The only member of a group, and what it needs.
+/// A member of a group whose other members do not answer, and what it needs.
 struct Alone {
     thread: MemberThread,
     inputs: Receiver<Input>,
@@ -33,12 +32,17 @@ struct Alone {
 
 impl Alone {
     fn new() -> Self {
+        Self::among(1)
+    }
+
+    fn among(nodes: u32) -> Self {
         let root = TempDir::new().unwrap();
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
-        let options = options(root.path());
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let options = options(root.path(), nodes);
         let mut identity = MemberIdentity::open(root.path(), &options.cluster, options.node).unwrap();
         identity.generation = Some(0);
-        identity.founders = BTreeMap::from([(options.node, identity.incarnation)]);
+        identity.founders = (1..=nodes).map(|node| (node, u64::from(node))).collect();
         let credentials = Arc::new(MemberCredentials {
             cluster: options.cluster.clone(),
             node: options.node,
@@ -62,14 +66,16 @@ impl Alone {
     }
 }
 
-fn options(root: &Path) -> MemberOptions {
+fn options(root: &Path, nodes: u32) -> MemberOptions {
+    // Nothing listens there.
+    let peers = (2..=nodes).map(|node| (node, "127.0.0.1:1".to_owned())).collect();
     MemberOptions {
         cluster: "test".to_owned(),
         node: 1,
         secret: vec![1; 16],
         tls: None,
         listen: "127.0.0.1:0".to_owned(),
-        peers: BTreeMap::new(),
+        peers,
         is_witness: false,
         data_dir: root.to_path_buf(),
         listeners: Vec::new(),
@@ -167,4 +173,22 @@ fn an_entry_that_is_committed_after_a_copy_waits_for_those_that_were_held() {
     alone.thread.repeat_held(&mut group).unwrap();
     assert_eq!((alone.thread.applier.applied(), group.copying), (held + 1, Copying::No));
     assert_eq!(fs::read(alone.root.path().join("shard-0/a")).unwrap(), [1; 3]);
+}
+
+#[test]
+fn all_readers_of_a_damaged_file_get_the_outcome_of_one_comparison() {
+    let mut alone = Alone::among(3);
+    let mut group = alone.thread.open_group().unwrap();
+    let damage = |answer| FoundDamage { name: "shard-0/a".to_owned(), what: "damage".to_owned(), answer };
+    let (first, first_scope) = sync_channel(1);
+    let (second, second_scope) = sync_channel(1);
+    for answer in [Some(first.clone()), Some(second), None, None] {
+        alone.thread.take(&mut group, Input::Damaged(damage(answer))).unwrap();
+    }
+    assert_eq!(group.comparing["shard-0/a"].len(), 1, "verifications do not wait");
+    let compared = Input::DamageCompared(damage(Some(first)), DamageScope::AllMembers);
+    alone.thread.take(&mut group, compared).unwrap();
+    assert_eq!(first_scope.try_recv(), Ok(DamageScope::AllMembers));
+    assert_eq!(second_scope.try_recv(), Ok(DamageScope::AllMembers));
+    assert!(group.comparing.is_empty());
 }
