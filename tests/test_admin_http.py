@@ -251,6 +251,8 @@ def failing(status: int, body: bytes) -> Callable[[http.server.BaseHTTPRequestHa
         ("busy", errors.Busy, {"code": 503}),
         ("not-saved", errors.Nacked, {"reason": "not-saved"}),
         ("stopping", errors.ConnectionLost, {"sent": False}),
+        ("no-leader", errors.ConnectFailed, {}),
+        ("leader-unreachable", errors.ConnectFailed, {}),
         ("another", errors.BadAnswer, {}),
     ],
 )

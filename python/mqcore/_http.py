@@ -67,6 +67,9 @@ _REJECTIONS: Final[Rejections] = {
     "busy": lambda message: errors.Busy(message, 503),
     "not-saved": lambda message: errors.Nacked(message, "not-saved"),
     "stopping": lambda message: errors.ConnectionLost(message, sent=False),
+    # Answers of a node of a cluster that cannot pass the request on.
+    "no-leader": errors.ConnectFailed,
+    "leader-unreachable": errors.ConnectFailed,
 }
 
 REFUSALS: Final[Rejections] = {
@@ -195,8 +198,8 @@ class AdminClient:
         """Send a request and read its answer piece by piece while the block runs.
 
         An error of the admin side is raised as what `rejections` makes of its code: `Unauthorized`, `NotFound`,
-        `Busy`, `Nacked` and `ConnectionLost` by default; for other codes as what `otherwise` makes of its message
-        (`BadAnswer` by default).
+        `Busy`, `Nacked`, `ConnectionLost` and `ConnectFailed` by default; for other codes as what `otherwise` makes
+        of its message (`BadAnswer` by default).
         """
         import urllib3
 

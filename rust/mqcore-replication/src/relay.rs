@@ -4,9 +4,13 @@
 //! listener reads the first request, if it is plain HTTP: health checks ask about this node.
 
 mod health;
+mod leader;
+#[cfg(test)]
+mod tests;
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::io::{AsyncWriteExt, copy_bidirectional};
@@ -14,7 +18,10 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use self::leader::Unusable;
 use crate::status::LatestStatus;
+
+pub use self::leader::Leader;
 
 /// The protocol of the admin side.
 const ADMIN: &str = "admin";
@@ -41,30 +48,6 @@ impl RelayListener {
     }
 }
 
-/// The place of the leader.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Leader {
-    /// Its node.
-    pub node: u32,
-    /// Its host, as in the address of its member.
-    pub host: String,
-    /// Its listeners: protocol and address.
-    pub listeners: Vec<(String, String)>,
-}
-
-impl Leader {
-    /// The address of its listener with this number. `None`: its listeners are other ones than here.
-    fn address(&self, number: usize, protocol: &str) -> Option<String> {
-        let (its, address) = self.listeners.get(number)?;
-        let address: SocketAddr = address.parse().ok()?;
-        let port = address.port();
-        // A listener on all addresses is reached where the member is.
-        let host = if address.ip().is_unspecified() { self.host.clone() } else { address.ip().to_string() };
-        let host = if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host };
-        (its == protocol).then(|| format!("{host}:{port}"))
-    }
-}
-
 /// The listeners of a member that does not lead. They close when this is dropped, and so do their connections.
 #[derive(Debug)]
 pub struct Relay {
@@ -85,9 +68,16 @@ impl Relay {
     ) -> Result<Self, (String, io::Error)> {
         let _entered = runtime.enter();
         let mut tasks = JoinSet::new();
+        let own: Arc<[SocketAddr]> = listeners.iter().map(|listener| listener.address).collect();
         for (number, listener) in listeners.iter().enumerate() {
             let bound = bind(listener.address).map_err(|error| (listener.address.to_string(), error))?;
-            let place = RelayPlace { number, protocol: listener.protocol.clone(), leaders: leaders.clone() };
+            let target = RelayTarget {
+                number,
+                protocol: listener.protocol.clone(),
+                own: Arc::clone(&own),
+                told: Mutex::default(),
+            };
+            let place = RelayPlace { target: Arc::new(target), leaders: leaders.clone() };
             tasks.spawn_on(accept(bound, place, status.clone()), runtime);
         }
         Ok(Self { tasks, runtime: runtime.clone() })
@@ -110,13 +100,34 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// The target of the connections of one listener: the same listener of the leader.
+/// The way of a connection of one listener to the leader.
 #[derive(Debug, Clone)]
 struct RelayPlace {
+    target: Arc<RelayTarget>,
+    leaders: watch::Receiver<Option<Leader>>,
+}
+
+/// The target of the connections of one listener: the same listener of the leader.
+#[derive(Debug)]
+struct RelayTarget {
     /// The number of the listener.
     number: usize,
     protocol: String,
-    leaders: watch::Receiver<Option<Leader>>,
+    /// The addresses of all listeners here. A connection to one of them would be passed on without end.
+    own: Arc<[SocketAddr]>,
+    /// The last leader that could not be used, which is in the log.
+    told: Mutex<Option<(u32, Unusable)>>,
+}
+
+/// Why a connection was not passed on.
+#[derive(Debug, thiserror::Error)]
+enum NotReached {
+    #[error("no node leads the cluster")]
+    NoLeader,
+    #[error("the broker of the leader accepts no connections yet")]
+    NotYet,
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
 }
 
 async fn accept(listener: TcpListener, place: RelayPlace, status: LatestStatus) {
@@ -127,7 +138,7 @@ async fn accept(listener: TcpListener, place: RelayPlace, status: LatestStatus) 
                 Ok((client, _)) => {
                     let (place, status) = (place.clone(), status.clone());
                     connections.spawn(async move {
-                        let ended = match place.protocol.as_str() {
+                        let ended = match place.target.protocol.as_str() {
                             ADMIN => health::serve(client, place, &status).await,
                             _ => pass_on(client, place, &[]).await,
                         };
@@ -148,7 +159,7 @@ async fn accept(listener: TcpListener, place: RelayPlace, status: LatestStatus) 
 
 /// Connects a client to the leader, which gets what was `received` first.
 async fn pass_on(client: TcpStream, mut place: RelayPlace, received: &[u8]) -> io::Result<()> {
-    let (leader, server) = place.reach_within(LEADER_PATIENCE).await?;
+    let (leader, server) = place.reach_within(LEADER_PATIENCE).await.map_err(io::Error::other)?;
     join(client, server, received, &mut place, leader).await
 }
 
@@ -171,33 +182,50 @@ async fn join(
 }
 
 impl RelayPlace {
-    async fn reach_within(&mut self, patience: Duration) -> io::Result<(u32, TcpStream)> {
-        tokio::time::timeout(patience, self.reach()).await?
+    async fn reach_within(&mut self, patience: Duration) -> Result<(u32, TcpStream), NotReached> {
+        match tokio::time::timeout(patience, self.reach()).await {
+            Ok(reached) => reached,
+            Err(_) if self.leaders.borrow().is_none() => Err(NotReached::NoLeader),
+            Err(_) => Err(NotReached::NotYet),
+        }
     }
 
     /// Connects to the leader, whose broker may be about to start. Follows if there is another one meanwhile.
-    async fn reach(&mut self) -> io::Result<(u32, TcpStream)> {
+    async fn reach(&mut self) -> Result<(u32, TcpStream), NotReached> {
         let leaders = &mut self.leaders;
         loop {
-            let found = leaders.wait_for(Option::is_some).await.map_err(io::Error::other)?.clone();
-            let leader = found.ok_or(io::ErrorKind::NotConnected)?;
-            let address = leader.address(self.number, &self.protocol).ok_or_else(|| {
-                tracing::warn!(
-                    node = leader.node,
-                    protocol = self.protocol,
-                    "the leader has other listeners than this node; give all nodes the same ones"
-                );
-                io::Error::from(io::ErrorKind::AddrNotAvailable)
-            })?;
+            // An error: this member leads, and its relay ends.
+            let found = leaders.wait_for(Option::is_some).await.map_err(|_| NotReached::NoLeader)?.clone();
+            let leader = found.ok_or(NotReached::NoLeader)?;
             tokio::select! {
-                connected = tokio::time::timeout(CONNECT_TIME, TcpStream::connect(&address)) => {
-                    if let Ok(Ok(server)) = connected {
-                        return Ok((leader.node, server));
-                    }
-                }
-                () = is_replaced(leaders, leader.node) => continue,
+                server = self.target.connect(&leader) => return Ok((leader.node, server?)),
+                () = is_replaced(leaders, leader.node) => {}
+            }
+        }
+    }
+}
+
+impl RelayTarget {
+    /// Connects to the leader, however long it takes to accept connections.
+    async fn connect(&self, leader: &Leader) -> Result<TcpStream, Unusable> {
+        loop {
+            let found = leader.addresses(self.number, &self.protocol, &self.own).await;
+            let addresses = found.inspect_err(|why| self.warn(leader, *why))?;
+            let connected = tokio::time::timeout(CONNECT_TIME, TcpStream::connect(&*addresses)).await;
+            if let Ok(Ok(server)) = connected {
+                return Ok(server);
             }
             tokio::time::sleep(CONNECT_PAUSE).await;
+        }
+    }
+
+    /// Logs once that the listener of this leader is not used.
+    fn warn(&self, leader: &Leader, why: Unusable) {
+        let now = Some((leader.node, why));
+        let before = std::mem::replace(&mut *self.told.lock().unwrap_or_else(PoisonError::into_inner), now);
+        if before != now {
+            let (node, protocol) = (leader.node, &self.protocol);
+            tracing::warn!(node, protocol, %why, "cannot pass connections on to the leader, and closes them");
         }
     }
 }
@@ -206,21 +234,4 @@ impl RelayPlace {
 async fn is_replaced(leaders: &mut watch::Receiver<Option<Leader>>, node: u32) {
     // An error: this member leads, and its relay ends.
     let _ = leaders.wait_for(|now| now.as_ref().is_none_or(|now| now.node != node)).await;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_address_of_a_listener_of_the_leader() {
-        let told = |address: &str| ("tmqp".to_owned(), address.to_owned());
-        let listeners = vec![told("0.0.0.0:47200"), told("10.0.0.9:47201"), told("[::]:47202")];
-        let leader = Leader { node: 2, host: "db-2".to_owned(), listeners };
-        assert_eq!(leader.address(0, "tmqp").as_deref(), Some("db-2:47200"));
-        assert_eq!(leader.address(1, "tmqp").as_deref(), Some("10.0.0.9:47201"));
-        assert_eq!(leader.address(2, "tmqp").as_deref(), Some("db-2:47202"));
-        assert_eq!(leader.address(0, "emqp"), None);
-        assert_eq!(leader.address(3, "tmqp"), None);
-    }
 }

@@ -2,15 +2,16 @@
 //!
 //! `GET /livez` is about this node. It must not depend on another one: a supervisor would restart healthy nodes while there is no
 //! leader. `GET /readyz` is about the broker, which the leader runs; without a leader the answer comes at once. All other
-//! requests belong to the leader. Only the first request of a connection is read: probes open a connection for each request.
+//! requests belong to the leader, and are answered here if it cannot be reached. Only the first request of a connection is
+//! read: probes open a connection for each request.
 
 use std::io;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy, sink};
 use tokio::net::TcpStream;
 
-use super::{RelayPlace, join, pass_on};
+use super::{LEADER_PATIENCE, NotReached, RelayPlace, join};
 use crate::status::{LatestStatus, MemberRole};
 
 /// Time to send the head of the first request, as on the admin side of the broker.
@@ -18,6 +19,8 @@ const HEAD_TIME: Duration = Duration::from_secs(5);
 const HEAD_BYTES_MAX: usize = 16 << 10;
 /// The request line of a health check is shorter.
 const LINE_BYTES_MAX: usize = 256;
+/// Time to read an answer, for a client that still sends its request: a connection that closes before is reset.
+const ANSWER_TIME: Duration = Duration::from_secs(5);
 /// How long a check of readiness waits for the broker of the leader, which may be about to start.
 const READY_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -39,7 +42,11 @@ pub(super) async fn serve(
     let mut received = Vec::new();
     let subject = tokio::time::timeout(HEAD_TIME, read_subject(&mut client, &mut received)).await??;
     let answer = match subject {
-        Subject::Broker => return pass_on(client, place, &received).await,
+        Subject::Broker => match place.reach_within(LEADER_PATIENCE).await {
+            Ok((leader, server)) => return join(client, server, &received, &mut place, leader).await,
+            Err(why) if is_http(&received) => why.into(),
+            Err(why) => return Err(io::Error::other(why)),
+        },
         Subject::Liveness => liveness(status),
         Subject::Readiness => match reach_broker(&mut place, status).await {
             Ok((leader, server)) => return join(client, server, &received, &mut place, leader).await,
@@ -47,7 +54,8 @@ pub(super) async fn serve(
         },
     };
     client.write_all(&answer.encode(received.starts_with(b"HEAD "))).await?;
-    client.shutdown().await
+    client.shutdown().await?;
+    tokio::time::timeout(ANSWER_TIME, copy(&mut client, &mut sink())).await?.map(drop)
 }
 
 fn liveness(status: &LatestStatus) -> HealthAnswer {
@@ -63,15 +71,13 @@ async fn reach_broker(
     status: &LatestStatus,
 ) -> Result<(u32, TcpStream), HealthAnswer> {
     if place.leaders.borrow().is_none() {
-        return Err(HealthAnswer::unavailable("no-leader", "no node leads the cluster"));
+        return Err(NotReached::NoLeader.into());
     }
     if let role @ (MemberRole::Joining | MemberRole::Copying) = status.get().role {
         let why = format!("this node is {} and does not have all files yet", role.as_str());
         return Err(HealthAnswer::unavailable("not-complete", &why));
     }
-    let reached = place.reach_within(READY_PATIENCE).await;
-    let why = "the broker of the leader accepts no connections yet";
-    reached.map_err(|_| HealthAnswer::unavailable("no-leader", why))
+    Ok(place.reach_within(READY_PATIENCE).await?)
 }
 
 /// Reads until the subject of the first request is known. Of a health check the whole head is read: a connection that closes
@@ -94,6 +100,12 @@ async fn read_subject(client: &mut TcpStream, received: &mut Vec<u8>) -> io::Res
 fn has_head(received: &[u8]) -> bool {
     let has = |end: &[u8]| received.windows(end.len()).any(|window| window == end);
     has(b"\r\n\r\n") || has(b"\n\n")
+}
+
+/// Whether a request begins with a line of HTTP, so that its client understands an answer.
+fn is_http(received: &[u8]) -> bool {
+    let line = received.split(|byte| *byte == b'\n').next().unwrap_or_default().trim_ascii_end();
+    line.ends_with(b" HTTP/1.1") || line.ends_with(b" HTTP/1.0")
 }
 
 /// The subject of a request that begins with these bytes. `None`: more of them are needed.
@@ -133,6 +145,16 @@ impl HealthAnswer {
             body.len()
         );
         if head_only { head.into_bytes() } else { (head + &body).into_bytes() }
+    }
+}
+
+impl From<NotReached> for HealthAnswer {
+    fn from(why: NotReached) -> Self {
+        let code = match why {
+            NotReached::NoLeader | NotReached::NotYet => "no-leader",
+            NotReached::Unusable(_) => "leader-unreachable",
+        };
+        Self::unavailable(code, &why.to_string())
     }
 }
 
@@ -179,7 +201,7 @@ mod tests {
         use crate::status::MemberStatus;
 
         let (leader, leaders) = watch::channel(None);
-        let mut place = RelayPlace { number: 0, protocol: "admin".to_owned(), leaders };
+        let mut place = crate::relay::tests::place("admin", leaders);
         let status = LatestStatus::default();
         let show = |role| status.set(MemberStatus { role, ..MemberStatus::default() });
         let mut code = async || {
@@ -194,7 +216,20 @@ mod tests {
             assert_eq!(code().await, "not-complete");
         }
         show(MemberRole::Following);
-        assert_eq!(code().await, "no-leader", "the leader has no such listener");
+        assert_eq!(code().await, "leader-unreachable", "the leader has no such listener");
+    }
+
+    #[test]
+    fn only_clients_of_http_get_an_answer() {
+        for (begin, is) in [
+            ("GET /metrics HTTP/1.1\r\nhost: a\r\n", true),
+            ("POST /drain HTTP/1.0\n", true),
+            ("GET /metrics HTTP/2\r\n", false),
+            ("\u{16}\u{3}\u{1}", false),
+            ("", false),
+        ] {
+            assert_eq!(is_http(begin.as_bytes()), is, "{begin:?}");
+        }
     }
 
     #[test]

@@ -1,0 +1,98 @@
+//! A relay between sockets of this machine.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener as StdListener, TcpStream as StdStream};
+
+use tokio::runtime::Runtime;
+
+use super::*;
+
+/// Time after which a test fails that waits for a socket.
+const TEST_PATIENCE: Duration = Duration::from_secs(20);
+
+pub(super) fn place(protocol: &str, leaders: watch::Receiver<Option<Leader>>) -> RelayPlace {
+    let target =
+        RelayTarget { number: 0, protocol: protocol.to_owned(), own: Arc::new([]), told: Mutex::default() };
+    RelayPlace { target: Arc::new(target), leaders }
+}
+
+/// An address of this machine that nothing uses.
+fn free_address() -> SocketAddr {
+    StdListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+/// A relay with one listener, and the node that its clients are passed on to.
+struct Relayed {
+    relay: Relay,
+    address: SocketAddr,
+    leader: watch::Sender<Option<Leader>>,
+    protocol: &'static str,
+    _runtime: Runtime,
+}
+
+impl Relayed {
+    fn new(protocol: &'static str) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = runtime.unwrap();
+        let (leader, leaders) = watch::channel(None);
+        let address = free_address();
+        let listeners = [RelayListener { protocol: protocol.to_owned(), address }];
+        let relay = Relay::start(runtime.handle(), &listeners, leaders, &LatestStatus::default()).unwrap();
+        Self { relay, address, leader, protocol, _runtime: runtime }
+    }
+
+    fn lead(&self, host: &str, address: SocketAddr) {
+        let listeners = vec![(self.protocol.to_owned(), address.to_string())];
+        self.leader.send_replace(Some(Leader { node: 2, host: host.to_owned(), listeners }));
+    }
+
+    fn connect(&self) -> StdStream {
+        let client = StdStream::connect(self.address).unwrap();
+        client.set_read_timeout(Some(TEST_PATIENCE)).unwrap();
+        client
+    }
+}
+
+#[test]
+fn a_connection_is_passed_on_to_a_leader_on_the_same_machine() {
+    let relayed = Relayed::new("tmqp");
+    let broker = StdListener::bind("127.0.0.1:0").unwrap();
+    relayed.lead("127.0.0.1", broker.local_addr().unwrap());
+    let mut client = relayed.connect();
+    client.write_all(b"ping").unwrap();
+    let (mut server, _) = broker.accept().unwrap();
+    server.set_read_timeout(Some(TEST_PATIENCE)).unwrap();
+    let mut received = [0; 4];
+    server.read_exact(&mut received).unwrap();
+    server.write_all(b"pong").unwrap();
+    client.read_exact(&mut received).unwrap();
+    assert_eq!(&received, b"pong");
+    drop(relayed.relay);
+    assert_eq!(client.read(&mut received).unwrap_or(0), 0, "its connections end with the relay");
+}
+
+#[test]
+fn a_relay_does_not_connect_to_itself() {
+    let relayed = Relayed::new("tmqp");
+    for host in ["127.0.0.1", "198.51.100.2"] {
+        relayed.lead(host, relayed.address);
+        let mut client = relayed.connect();
+        let begun = std::time::Instant::now();
+        assert_eq!(client.read(&mut [0]).unwrap(), 0);
+        assert!(begun.elapsed() < LEADER_PATIENCE, "the client does not wait for a leader");
+    }
+}
+
+#[test]
+fn the_admin_side_says_that_the_leader_listens_on_loopback() {
+    let relayed = Relayed::new("admin");
+    relayed.lead("198.51.100.2", relayed.address);
+    let mut client = relayed.connect();
+    let body = "x".repeat(100_000);
+    let request = format!("POST /definitions HTTP/1.1\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    client.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+    assert!(answer.contains("leader-unreachable") && answer.contains("loopback"), "{answer}");
+}
