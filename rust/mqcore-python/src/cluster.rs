@@ -15,6 +15,7 @@ use mqcore_replication::storage::DataFiles;
 use mqcore_replication::transport::MemberCredentials;
 use mqcore_server::config::Config;
 use mqcore_server::config::address::ListenAddress;
+use mqcore_server::net::descriptors::relayed_connections_allowed;
 use pyo3::prelude::*;
 
 use crate::broker::Broker;
@@ -57,6 +58,7 @@ impl ClusterMember {
             is_witness: field(&cluster, "witness")?,
             data_dir,
             listeners: listeners(&server)?,
+            connections_max: relayed_connections_allowed(server.connections_max),
             tick: duration(&cluster, "election_timeout")? / ELECTION_TICKS,
             verify_interval: duration(&cluster, "verify_interval")?,
             restart: RestartCommand { command: restart, environment },

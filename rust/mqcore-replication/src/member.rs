@@ -49,6 +49,8 @@ pub struct MemberOptions {
     pub data_dir: PathBuf,
     /// The listeners of the broker, which another node relays to.
     pub listeners: Vec<RelayListener>,
+    /// Connections that are relayed at the same time. Each has two file descriptors, and the log needs some as well.
+    pub connections_max: usize,
     /// Time between two ticks of the algorithm. A leader that fails is replaced after 10 to 20 ticks and an election.
     pub tick: Duration,
     /// Time between two verifications of all files. Zero: never.
@@ -195,7 +197,8 @@ impl Member {
         let shared = Arc::new(Shared::default());
         let replicator = Replicator::new(&root, inputs.clone(), shared.latest.clone());
         let (leader, leaders) = watch::channel(None);
-        let relay = Relay::start(runtime.handle(), &options.listeners, leaders, &shared.latest)
+        let (listeners, connections_max) = (&options.listeners, options.connections_max);
+        let relay = Relay::start(runtime.handle(), listeners, leaders, &shared.latest, connections_max)
             .map_err(|(address, source)| MemberError::Listen { address, source })?;
         let verify_interval = options.verify_interval;
         let thread = thread::MemberThread::new(thread::Parts {

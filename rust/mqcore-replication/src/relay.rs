@@ -5,6 +5,7 @@
 
 mod health;
 mod leader;
+mod room;
 #[cfg(test)]
 mod tests;
 
@@ -19,6 +20,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use self::leader::Unusable;
+use self::room::Room;
 use crate::status::LatestStatus;
 
 pub use self::leader::Leader;
@@ -56,7 +58,7 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Listens on all addresses.
+    /// Listens on all addresses, and passes on at most so many connections at the same time.
     ///
     /// # Errors
     /// The address that cannot be used, and the error of the system.
@@ -65,9 +67,11 @@ impl Relay {
         listeners: &[RelayListener],
         leaders: watch::Receiver<Option<Leader>>,
         status: &LatestStatus,
+        connections_max: usize,
     ) -> Result<Self, (String, io::Error)> {
         let _entered = runtime.enter();
         let mut tasks = JoinSet::new();
+        let (clients, admin) = Room::divide(connections_max);
         let own: Arc<[SocketAddr]> = listeners.iter().map(|listener| listener.address).collect();
         for (number, listener) in listeners.iter().enumerate() {
             let bound = bind(listener.address).map_err(|error| (listener.address.to_string(), error))?;
@@ -78,7 +82,8 @@ impl Relay {
                 told: Mutex::default(),
             };
             let place = RelayPlace { target: Arc::new(target), leaders: leaders.clone() };
-            tasks.spawn_on(accept(bound, place, status.clone()), runtime);
+            let room = if listener.protocol == ADMIN { &admin } else { &clients };
+            tasks.spawn_on(accept(bound, place, Arc::clone(room), status.clone()), runtime);
         }
         Ok(Self { tasks, runtime: runtime.clone() })
     }
@@ -130,12 +135,13 @@ enum NotReached {
     Unusable(#[from] Unusable),
 }
 
-async fn accept(listener: TcpListener, place: RelayPlace, status: LatestStatus) {
+async fn accept(listener: TcpListener, place: RelayPlace, room: Arc<Room>, status: LatestStatus) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((client, _)) => {
+                    let Some(taken) = room.enter(&place.target.protocol) else { continue };
                     let (place, status) = (place.clone(), status.clone());
                     connections.spawn(async move {
                         let ended = match place.target.protocol.as_str() {
@@ -145,6 +151,7 @@ async fn accept(listener: TcpListener, place: RelayPlace, status: LatestStatus) 
                         if let Err(error) = ended {
                             tracing::debug!(%error, "a relayed connection has ended");
                         }
+                        drop(taken);
                     });
                 }
                 Err(error) => {

@@ -8,17 +8,17 @@
 //! | `output` | encoded bytes to be written to one socket |
 //! | `registry` | every open connection of the server |
 //! | `input_budget` | limits on frames of which peers have sent a part |
-//! | `descriptors` | file descriptors that connections leave to the journal |
+//! | [`descriptors`] | file descriptors that connections leave to the journal |
 //! | [`guard`] | limits on connecting and publishing |
 //! | `tls` | certificates of encrypted listeners |
 //! | `tls_accept` | handshakes with clients |
 //! | `handshakes` | how many handshakes are in progress |
 //! | `unix_socket` | Unix domain sockets |
 
+pub mod descriptors;
 pub mod guard;
 
 pub(crate) mod connection;
-pub(crate) mod descriptors;
 pub(crate) mod handshakes;
 pub(crate) mod input_budget;
 pub(crate) mod listener;

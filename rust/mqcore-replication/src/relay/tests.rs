@@ -32,12 +32,17 @@ struct Relayed {
 
 impl Relayed {
     fn new(protocol: &'static str) -> Self {
+        Self::with_room(protocol, 100)
+    }
+
+    fn with_room(protocol: &'static str, connections: usize) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.unwrap();
         let (leader, leaders) = watch::channel(None);
         let address = free_address();
         let listeners = [RelayListener { protocol: protocol.to_owned(), address }];
-        let relay = Relay::start(runtime.handle(), &listeners, leaders, &LatestStatus::default()).unwrap();
+        let status = LatestStatus::default();
+        let relay = Relay::start(runtime.handle(), &listeners, leaders, &status, connections).unwrap();
         Self { relay, address, leader, protocol, _runtime: runtime }
     }
 
@@ -95,4 +100,30 @@ fn the_admin_side_says_that_the_leader_listens_on_loopback() {
     client.read_to_string(&mut answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
     assert!(answer.contains("leader-unreachable") && answer.contains("loopback"), "{answer}");
+}
+
+#[test]
+fn a_relay_passes_on_as_many_connections_as_it_may() {
+    let relayed = Relayed::with_room("tmqp", 4);
+    let broker = StdListener::bind("127.0.0.1:0").unwrap();
+    relayed.lead("127.0.0.1", broker.local_addr().unwrap());
+    let mut pairs: Vec<_> = (0..3).map(|_| (relayed.connect(), broker.accept().unwrap())).collect();
+    // One connection has room on the admin side.
+    match relayed.connect().read(&mut [0]) {
+        Ok(bytes) => assert_eq!(bytes, 0),
+        Err(error) => assert_eq!(error.kind(), io::ErrorKind::ConnectionReset),
+    }
+    drop(pairs.pop());
+    // The relay notices the end of a connection a moment later.
+    let begun = std::time::Instant::now();
+    loop {
+        let mut client = relayed.connect();
+        client.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        match client.read(&mut [0]) {
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                break;
+            }
+            _ => assert!(begun.elapsed() < TEST_PATIENCE, "there is room again"),
+        }
+    }
 }

@@ -7,11 +7,24 @@ const RESERVE: u64 = 512;
 /// With room for fewer connections than this, the broker warns when it starts.
 const FEW: usize = 4096;
 
+/// Descriptors of a connection that a node of a cluster passes on: those of its client and of the leader.
+const RELAYED: u64 = 2;
+
 /// Raises the soft limit of descriptors to the hard limit, and returns how many connections to accept: at most
 /// `configured`, and fewer if the reserve would be touched. Logs it if they are few.
 pub(crate) fn connections_allowed(configured: usize) -> usize {
+    allowed(configured, 1)
+}
+
+/// The same for connections that a node of a cluster passes on to another one.
+#[must_use]
+pub fn relayed_connections_allowed(configured: usize) -> usize {
+    allowed(configured, RELAYED)
+}
+
+fn allowed(configured: usize, each: u64) -> usize {
     let Some(limit) = raised_limit() else { return configured };
-    let allowed = usize::try_from(allowed_by(limit, used())).unwrap_or(usize::MAX);
+    let allowed = usize::try_from(allowed_by(limit, used(), each)).unwrap_or(usize::MAX);
     if allowed >= configured {
         return configured;
     }
@@ -27,9 +40,9 @@ pub(crate) fn connections_allowed(configured: usize) -> usize {
     allowed
 }
 
-/// Connections for which a process that may open `limit` descriptors, and has `used` open, has room.
-fn allowed_by(limit: u64, used: u64) -> u64 {
-    limit.saturating_sub(RESERVE.min(limit / 4) + used).max(1)
+/// Connections with `each` so many descriptors for which a process that may open `limit`, and has `used` open, has room.
+fn allowed_by(limit: u64, used: u64, each: u64) -> u64 {
+    (limit.saturating_sub(RESERVE.min(limit / 4) + used) / each).max(1)
 }
 
 /// The limit after raising it; `None`: there is none.
@@ -67,9 +80,12 @@ mod tests {
 
     #[test]
     fn reserve_is_kept_at_every_limit() {
-        assert_eq!(allowed_by(1_048_576, 40), 1_048_576 - 512 - 40);
-        assert_eq!(allowed_by(1024, 20), 1024 - 256 - 20);
-        assert_eq!(allowed_by(64, 20), 64 - 16 - 20);
-        assert_eq!(allowed_by(16, 20), 1, "one client can always connect");
+        assert_eq!(allowed_by(1_048_576, 40, 1), 1_048_576 - 512 - 40);
+        assert_eq!(allowed_by(1024, 20, 1), 1024 - 256 - 20);
+        assert_eq!(allowed_by(1024, 20, RELAYED), (1024 - 256 - 20) / 2);
+        assert_eq!(allowed_by(64, 20, 1), 64 - 16 - 20);
+        for each in [1, RELAYED] {
+            assert_eq!(allowed_by(16, 20, each), 1, "one client can always connect");
+        }
     }
 }
