@@ -22,7 +22,7 @@ use crate::answering;
 use crate::identity::{MemberIdentity, MemberIdentityError};
 use crate::input::Input;
 use crate::link::MemberTls;
-use crate::relay::{Relay, RelayListener};
+use crate::relay::{Relay, RelayError, RelayListener};
 use crate::replicator::Replicator;
 use crate::status::{LatestStatus, MemberRole, MemberStatus};
 use crate::transport::{self, MemberCredentials, Network};
@@ -91,6 +91,9 @@ pub enum MemberError {
         /// The error of the system.
         source: io::Error,
     },
+    /// The listeners of the broker cannot be used.
+    #[error(transparent)]
+    Relay(#[from] RelayError),
     /// Something failed that this member needs. The node must be started again.
     #[error("{0}")]
     Failed(String),
@@ -197,9 +200,7 @@ impl Member {
         let shared = Arc::new(Shared::default());
         let replicator = Replicator::new(&root, inputs.clone(), shared.latest.clone());
         let (leader, leaders) = watch::channel(None);
-        let (listeners, connections_max) = (&options.listeners, options.connections_max);
-        let relay = Relay::start(runtime.handle(), listeners, leaders, &shared.latest, connections_max)
-            .map_err(|(address, source)| MemberError::Listen { address, source })?;
+        let relay = Relay::start(&options.listeners, &leaders, &shared.latest, options.connections_max)?;
         let verify_interval = options.verify_interval;
         let thread = thread::MemberThread::new(thread::Parts {
             options,

@@ -3,6 +3,7 @@
 //! So clients of all protocols may connect to any node. The bytes are not looked at, and TLS ends at the leader. Only the admin
 //! listener reads the first request, if it is plain HTTP: health checks ask about this node.
 
+mod entrance;
 mod health;
 mod leader;
 mod room;
@@ -11,14 +12,16 @@ mod tests;
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use self::entrance::Entrance;
 use self::leader::Unusable;
 use self::room::Room;
 use crate::status::LatestStatus;
@@ -29,8 +32,6 @@ pub use self::leader::Leader;
 const ADMIN: &str = "admin";
 /// How long a client waits while there is no leader.
 const LEADER_PATIENCE: Duration = Duration::from_secs(10);
-const CONNECT_TIME: Duration = Duration::from_secs(3);
-const CONNECT_PAUSE: Duration = Duration::from_millis(20);
 const BACKLOG: u32 = 1024;
 /// Pause after an error of the listener, for example without free file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -54,38 +55,49 @@ impl RelayListener {
 #[derive(Debug)]
 pub struct Relay {
     tasks: JoinSet<()>,
-    runtime: tokio::runtime::Handle,
+    /// Its own thread: however many clients there are, members hear each other in time. `None` at the end.
+    runtime: Option<Runtime>,
+}
+
+/// Why a relay cannot begin.
+#[derive(Debug, thiserror::Error)]
+pub enum RelayError {
+    /// There is no thread for it.
+    #[error("cannot start the thread for connections of clients: {0}")]
+    Thread(io::Error),
+    /// An address cannot be used.
+    #[error("cannot listen on {0}: {1}")]
+    Listen(SocketAddr, io::Error),
 }
 
 impl Relay {
     /// Listens on all addresses, and passes on at most so many connections at the same time.
     ///
     /// # Errors
-    /// The address that cannot be used, and the error of the system.
+    /// [`RelayError`].
     pub fn start(
-        runtime: &tokio::runtime::Handle,
         listeners: &[RelayListener],
-        leaders: watch::Receiver<Option<Leader>>,
+        leaders: &watch::Receiver<Option<Leader>>,
         status: &LatestStatus,
         connections_max: usize,
-    ) -> Result<Self, (String, io::Error)> {
-        let _entered = runtime.enter();
+    ) -> Result<Self, RelayError> {
+        let mut threads = Builder::new_multi_thread();
+        let runtime = threads.worker_threads(1).thread_name("mqcore-relay").enable_all().build();
+        let runtime = runtime.map_err(RelayError::Thread)?;
+        let entered = runtime.enter();
         let mut tasks = JoinSet::new();
         let (clients, admin) = Room::divide(connections_max);
         let own: Arc<[SocketAddr]> = listeners.iter().map(|listener| listener.address).collect();
         for (number, listener) in listeners.iter().enumerate() {
-            let bound = bind(listener.address).map_err(|error| (listener.address.to_string(), error))?;
-            let target = RelayTarget {
-                number,
-                protocol: listener.protocol.clone(),
-                own: Arc::clone(&own),
-                told: Mutex::default(),
-            };
-            let place = RelayPlace { target: Arc::new(target), leaders: leaders.clone() };
+            let bound =
+                bind(listener.address).map_err(|error| RelayError::Listen(listener.address, error))?;
+            let entrance = Arc::new(Entrance::new(number, &listener.protocol, Arc::clone(&own)));
+            let place = RelayPlace { entrance, leaders: leaders.clone() };
             let room = if listener.protocol == ADMIN { &admin } else { &clients };
-            tasks.spawn_on(accept(bound, place, Arc::clone(room), status.clone()), runtime);
+            tasks.spawn(accept(bound, place, Arc::clone(room), status.clone()));
         }
-        Ok(Self { tasks, runtime: runtime.clone() })
+        drop(entered);
+        Ok(Self { tasks, runtime: Some(runtime) })
     }
 }
 
@@ -93,7 +105,11 @@ impl Drop for Relay {
     /// Returns when the addresses are free.
     fn drop(&mut self) {
         let mut tasks = std::mem::take(&mut self.tasks);
-        self.runtime.block_on(tasks.shutdown());
+        if let Some(runtime) = self.runtime.take() {
+            runtime.block_on(tasks.shutdown());
+            // A name that is being resolved would keep it for long.
+            runtime.shutdown_background();
+        }
     }
 }
 
@@ -108,20 +124,8 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 /// The way of a connection of one listener to the leader.
 #[derive(Debug, Clone)]
 struct RelayPlace {
-    target: Arc<RelayTarget>,
+    entrance: Arc<Entrance>,
     leaders: watch::Receiver<Option<Leader>>,
-}
-
-/// The target of the connections of one listener: the same listener of the leader.
-#[derive(Debug)]
-struct RelayTarget {
-    /// The number of the listener.
-    number: usize,
-    protocol: String,
-    /// The addresses of all listeners here. A connection to one of them would be passed on without end.
-    own: Arc<[SocketAddr]>,
-    /// The last leader that could not be used, which is in the log.
-    told: Mutex<Option<(u32, Unusable)>>,
 }
 
 /// Why a connection was not passed on.
@@ -141,10 +145,10 @@ async fn accept(listener: TcpListener, place: RelayPlace, room: Arc<Room>, statu
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((client, _)) => {
-                    let Some(taken) = room.enter(&place.target.protocol) else { continue };
+                    let Some(taken) = room.enter(place.entrance.protocol()) else { continue };
                     let (place, status) = (place.clone(), status.clone());
                     connections.spawn(async move {
-                        let ended = match place.target.protocol.as_str() {
+                        let ended = match place.entrance.protocol() {
                             ADMIN => health::serve(client, place, &status).await,
                             _ => pass_on(client, place, &[]).await,
                         };
@@ -205,40 +209,20 @@ impl RelayPlace {
             let found = leaders.wait_for(Option::is_some).await.map_err(|_| NotReached::NoLeader)?.clone();
             let leader = found.ok_or(NotReached::NoLeader)?;
             tokio::select! {
-                server = self.target.connect(&leader) => return Ok((leader.node, server?)),
-                () = is_replaced(leaders, leader.node) => {}
+                server = self.entrance.enter(&leader) => return Ok((leader.node, server?)),
+                () = is_changed(leaders, &leader) => {}
             }
         }
     }
 }
 
-impl RelayTarget {
-    /// Connects to the leader, however long it takes to accept connections.
-    async fn connect(&self, leader: &Leader) -> Result<TcpStream, Unusable> {
-        loop {
-            let found = leader.addresses(self.number, &self.protocol, &self.own).await;
-            let addresses = found.inspect_err(|why| self.warn(leader, *why))?;
-            let connected = tokio::time::timeout(CONNECT_TIME, TcpStream::connect(&*addresses)).await;
-            if let Ok(Ok(server)) = connected {
-                return Ok(server);
-            }
-            tokio::time::sleep(CONNECT_PAUSE).await;
-        }
-    }
-
-    /// Logs once that the listener of this leader is not used.
-    fn warn(&self, leader: &Leader, why: Unusable) {
-        let now = Some((leader.node, why));
-        let before = std::mem::replace(&mut *self.told.lock().unwrap_or_else(PoisonError::into_inner), now);
-        if before != now {
-            let (node, protocol) = (leader.node, &self.protocol);
-            tracing::warn!(node, protocol, %why, "cannot pass connections on to the leader, and closes them");
-        }
-    }
+/// Waits until another node leads, or this one with other listeners.
+async fn is_changed(leaders: &mut watch::Receiver<Option<Leader>>, leader: &Leader) {
+    // An error, here and below: this member leads, and its relay ends.
+    let _ = leaders.wait_for(|now| now.as_ref() != Some(leader)).await;
 }
 
 /// Waits until this node does not lead any more.
 async fn is_replaced(leaders: &mut watch::Receiver<Option<Leader>>, node: u32) {
-    // An error: this member leads, and its relay ends.
     let _ = leaders.wait_for(|now| now.as_ref().is_none_or(|now| now.node != node)).await;
 }

@@ -3,17 +3,13 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener as StdListener, TcpStream as StdStream};
 
-use tokio::runtime::Runtime;
-
 use super::*;
 
 /// Time after which a test fails that waits for a socket.
 const TEST_PATIENCE: Duration = Duration::from_secs(20);
 
 pub(super) fn place(protocol: &str, leaders: watch::Receiver<Option<Leader>>) -> RelayPlace {
-    let target =
-        RelayTarget { number: 0, protocol: protocol.to_owned(), own: Arc::new([]), told: Mutex::default() };
-    RelayPlace { target: Arc::new(target), leaders }
+    RelayPlace { entrance: Arc::new(Entrance::new(0, protocol, Arc::new([]))), leaders }
 }
 
 /// An address of this machine that nothing uses.
@@ -27,7 +23,6 @@ struct Relayed {
     address: SocketAddr,
     leader: watch::Sender<Option<Leader>>,
     protocol: &'static str,
-    _runtime: Runtime,
 }
 
 impl Relayed {
@@ -36,14 +31,12 @@ impl Relayed {
     }
 
     fn with_room(protocol: &'static str, connections: usize) -> Self {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-        let runtime = runtime.unwrap();
         let (leader, leaders) = watch::channel(None);
         let address = free_address();
         let listeners = [RelayListener { protocol: protocol.to_owned(), address }];
         let status = LatestStatus::default();
-        let relay = Relay::start(runtime.handle(), &listeners, leaders, &status, connections).unwrap();
-        Self { relay, address, leader, protocol, _runtime: runtime }
+        let relay = Relay::start(&listeners, &leaders, &status, connections).unwrap();
+        Self { relay, address, leader, protocol }
     }
 
     fn lead(&self, host: &str, address: SocketAddr) {
