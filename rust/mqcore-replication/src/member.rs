@@ -3,6 +3,8 @@
 mod compaction;
 mod founding;
 pub(crate) mod log;
+#[cfg(all(test, unix))]
+mod tests;
 mod thread;
 
 use std::collections::BTreeMap;
@@ -110,10 +112,8 @@ pub(crate) struct Shared {
 #[derive(Debug, Default)]
 struct View {
     status: MemberStatus,
-    /// The broker runs: when this member stops leading, the process restarts.
+    /// The broker runs: when this member stops leading, the process restarts, or ends if the broker was about to stop.
     is_taken: bool,
-    /// The broker stops: the process ends instead.
-    is_stopping: bool,
 }
 
 impl Shared {
@@ -141,10 +141,6 @@ impl Shared {
 
     fn is_taken(&self) -> bool {
         self.lock().is_taken
-    }
-
-    fn is_stopping(&self) -> bool {
-        self.lock().is_stopping
     }
 }
 
@@ -264,9 +260,9 @@ impl Member {
         Some(Arc::clone(&self.replicator))
     }
 
-    /// The broker of this process stops: syncs do not wait for ever.
+    /// The broker of this process stops, or does not start: syncs do not wait for ever, and the process does not restart.
+    /// A broker that runs does the same by itself when it stops.
     pub fn stop_broker(&self) {
-        self.shared.lock().is_stopping = true;
         self.replicator.stop();
     }
 

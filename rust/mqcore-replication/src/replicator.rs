@@ -210,10 +210,15 @@ impl Replicator {
         }
     }
 
-    /// The broker stops: syncs do not wait for a majority for ever.
+    /// The broker stops: syncs do not wait for a majority for ever, and the process ends when the member stops leading.
     pub fn stop(&self) {
         self.lock().is_stopping = true;
         self.changed.notify_all();
+    }
+
+    /// Whether the broker stops.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.lock().is_stopping
     }
 
     fn wake(&self) {

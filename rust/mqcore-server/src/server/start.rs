@@ -442,7 +442,7 @@ fn start_housekeeping(config: &Config, hub: &Arc<Hub>, limits: Option<KeptLimits
     }
     tokio::spawn(unsaved::watch(Arc::clone(hub), hub.shutdown.enter()));
     tokio::spawn(limits::sweep(Arc::clone(hub), hub.shutdown.enter()));
-    tokio::spawn(supervise(Arc::clone(hub), hub.shutdown.enter()));
+    tokio::spawn(supervise(Arc::clone(hub), config.files.clone(), hub.shutdown.enter()));
     tokio::spawn(reload::watch(Arc::clone(hub), hub.shutdown.enter()));
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use mqcore_replication::storage::DataFiles;
 use tokio::sync::mpsc;
 
 use crate::hub::Hub;
@@ -33,8 +34,12 @@ async fn finish_work(hub: &Hub, open: &[Arc<Outbox>]) {
 }
 
 /// Stops everything in order after a stop was requested.
-pub(super) async fn supervise(hub: Arc<Hub>, _alive: TaskGuard) {
+pub(super) async fn supervise(hub: Arc<Hub>, files: DataFiles, _alive: TaskGuard) {
     hub.shutdown.begun().await;
+    if let Some(replicator) = files.replicator() {
+        // At once: if the node stops leading, its process would restart and forget who has stopped it.
+        replicator.stop();
+    }
     let open = hub.registry.stop();
     for outbox in &open {
         outbox.order(Order::PauseReads);

@@ -25,8 +25,8 @@ impl MemberThread {
         if !self.parts.shared.is_taken() {
             return;
         }
-        if self.parts.shared.is_stopping() {
-            // A restart would forget the signal that ended the process.
+        if self.parts.replicator.is_stopping() {
+            // A restart would forget the signal, or the administrator, that ends the process.
             tracing::warn!(
                 why,
                 "the broker was about to stop; the process ends without the rest of its work"
