@@ -165,14 +165,21 @@ impl Attempts {
     /// the first one, and answers the second when that is done.
     async fn settle(&mut self, result: Result<Receipt, ClientError>) -> Option<Result<Receipt, ClientError>> {
         match result {
-            Err(ClientError::ConnectionLost { cause, sent })
-                if self.retry && Instant::now() < self.deadline =>
-            {
-                if sent {
-                    self.lost = Some(cause);
+            Err(ClientError::ConnectionLost { cause, sent }) => {
+                if self.retry && Instant::now() < self.deadline {
+                    if sent {
+                        self.lost = Some(cause);
+                    }
+                    return None;
                 }
-                None
+                // The last attempt may be unsent although the broker got an earlier one.
+                let sent = sent || self.lost.is_some();
+                Some(Err(ClientError::ConnectionLost { cause, sent }))
             }
+            Err(ClientError::Closed) => Some(Err(match self.lost.take() {
+                Some(cause) => ClientError::ConnectionLost { cause, sent: true },
+                None => ClientError::Closed,
+            })),
             Err(ClientError::Refused(refusal)) if refusal.status() == StatusMeaning::Busy => {
                 let Some(cause) = &self.lost else { return Some(Err(ClientError::Refused(refusal))) };
                 if Instant::now() + BUSY_PAUSE >= self.deadline {

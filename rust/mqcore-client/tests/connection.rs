@@ -332,6 +332,29 @@ async fn a_message_with_an_id_is_published_again_if_the_caller_allows_it() {
 }
 
 #[tokio::test]
+async fn a_message_that_was_sent_once_is_not_unsent_if_it_cannot_be_published_again() {
+    let timeouts = [Some(Duration::from_millis(300)), None];
+    for timeout in timeouts {
+        let (client, broker, mut peer) = connect(soon()).await;
+        let id = Some("mine".into());
+        let options = PublishOptions { id, retry: true, timeout, ..PublishOptions::default() };
+        let publishing = tokio::spawn({
+            let client = client.clone();
+            async move { client.publish(&queue(), b"x", &options).await }
+        });
+        assert_eq!(peer.read().await.id(), b"mine");
+        drop((peer, broker));
+        if timeout.is_none() {
+            let mut states = client.states();
+            states.wait_for(|state| matches!(state, ClientState::Waiting { .. })).await.unwrap();
+            client.abort();
+        }
+        let error = publishing.await.unwrap().unwrap_err();
+        assert!(matches!(&error, ClientError::ConnectionLost { sent: true, .. }), "{error}");
+    }
+}
+
+#[tokio::test]
 async fn a_busy_queue_after_a_lost_attempt_is_asked_again_and_not_taken_for_a_refusal() {
     let (client, mut broker, mut peer) = connect(soon()).await;
     let timeout = Some(Duration::from_millis(300));
