@@ -384,7 +384,9 @@ impl SharedClient {
         let core = lock(&self.core);
         let (outstanding, expiry) = (core.conversation.outstanding(), core.expire_at);
         let Some(until) = core.closing else {
-            return NextStep::Continues { reading: self.gauge.may_read(), closing: None, expiry };
+            // The bytes of a closed consumer are released only when the broker's answer is read.
+            let reading = core.is_leaving() || self.gauge.may_read();
+            return NextStep::Continues { reading, closing: None, expiry };
         };
         let late = Instant::now() >= until;
         if late || (nothing_to_write && outstanding == 0) {

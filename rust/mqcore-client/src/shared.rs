@@ -424,6 +424,11 @@ impl Core {
         Some(takers.mailboxes[next].clone())
     }
 
+    /// Whether the client waits for the broker to confirm that it delivers nothing more to a former consumer.
+    pub(crate) fn is_leaving(&self) -> bool {
+        !self.leaving.is_empty()
+    }
+
     /// The mailbox of a former consumer of this queue, which the client is leaving.
     pub(crate) fn leaving(&self, channel: &[u8], queue: u16) -> Option<&Arc<Mailbox>> {
         self.leaving.iter().find(|(left, _)| left.is(channel, queue)).map(|(_, mailbox)| mailbox)
@@ -580,9 +585,12 @@ impl Core {
         }
     }
 
-    /// The connection is lost: there is nothing to wait for.
+    /// The connection is lost: there is nothing to wait for. A message that the program has not settled may keep its
+    /// mailbox.
     pub(crate) fn forget_leaving(&mut self) {
-        self.leaving.clear();
+        for (_, mailbox) in self.leaving.drain(..) {
+            mailbox.drain();
+        }
     }
 
     /// Records a queue with an unclaimed message. Returns whether the queue is new.

@@ -20,6 +20,9 @@ use mqcore_wire::tmqp::{Frame, Kind, PING, PONG, PREAMBLE, decode, encode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::mpsc;
 
+/// Longer than anything takes that the tests wait for.
+const LONG: Duration = Duration::from_secs(10);
+
 /// The broker's side of the connections that a client makes, in their order.
 struct Broker(mpsc::UnboundedReceiver<DuplexStream>);
 
@@ -117,6 +120,13 @@ impl Peer {
         let delivery = Frame { id: id.as_bytes(), target: b"ch", ..Frame::new(Kind::QUEUE) };
         let delivery = Frame { content_type: queue, pending_acknowledge: asks, payload: b"body", ..delivery };
         self.write(&delivery).await;
+    }
+
+    /// Reads the nack with which the client returns this message.
+    async fn read_returned(&mut self, id: &str) {
+        let returned = self.read().await;
+        assert_eq!((returned.kind(), text(returned.id())), (Kind::ACKNOWLEDGE, id));
+        assert_eq!(returned.header("nack-reason").as_deref(), Some("consumer-closed"));
     }
 }
 
@@ -551,6 +561,51 @@ async fn a_closed_consumer_leaves_and_requeues_untaken_messages() {
     }
     peer.deliver("m3", 1, true).await;
     assert_eq!(peer.read().await.id(), b"m3", "no consumer accepts it");
+}
+
+#[tokio::test]
+async fn a_consumer_that_is_closed_while_reads_are_paused_returns_its_messages() {
+    let config = ClientConfig { read_buffer_bytes: 1, ..ClientConfig::default() };
+    let (client, _broker, mut peer) = connect(config).await;
+    let (consumer, _) = tokio::join!(async { client.consume(&queue(), 10).await.unwrap() }, peer.answer(0));
+    peer.deliver("m1", 1, true).await;
+    while consumer.waiting() == 0 {
+        tokio::task::yield_now().await;
+    }
+    // It arrives before the answer to the request to leave.
+    peer.deliver("m2", 1, true).await;
+    drop(consumer);
+    assert_eq!(peer.answer(0).await.content_type(), 602);
+    let returned = async {
+        peer.read_returned("m2").await;
+        peer.read_returned("m1").await;
+    };
+    tokio::time::timeout(LONG, returned).await.expect("the client reads the answer");
+}
+
+#[tokio::test]
+async fn messages_of_a_closed_consumer_do_not_pause_reads_after_a_reconnect() {
+    let (client, mut broker, mut peer) = connect(ClientConfig { read_buffer_bytes: 1, ..soon() }).await;
+    let (consumer, _) = tokio::join!(async { client.consume(&queue(), 10).await.unwrap() }, peer.answer(0));
+    peer.deliver("m1", 1, true).await;
+    // The program keeps a message longer than its consumer.
+    let kept = consumer.next_batch(1).await;
+    peer.deliver("m2", 1, true).await;
+    while consumer.waiting() == 0 {
+        tokio::task::yield_now().await;
+    }
+    drop(consumer);
+    assert_eq!(peer.read().await.content_type(), 602);
+    drop(peer);
+    let mut peer = broker.accept().await;
+    let publishing = async { client.publish(&queue(), b"x", &PublishOptions::default()).await };
+    let confirming = async {
+        let message = peer.read().await;
+        peer.acknowledge(&message).await;
+    };
+    let published = async { tokio::join!(publishing, confirming).0 };
+    tokio::time::timeout(LONG, published).await.expect("the client reads the confirmation").unwrap();
+    assert_eq!(kept[0].ack(), Settlement::Stale);
 }
 
 #[tokio::test]
