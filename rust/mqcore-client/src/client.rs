@@ -159,8 +159,8 @@ impl Client {
     }
 
     /// Closes the client. It accepts no new calls and gives in-flight work up to `drain` (default: the config's drain
-    /// timeout). Consumers get the messages that already arrived. Returns when the connection is closed; a second call
-    /// is harmless.
+    /// timeout). Consumers get the messages that already arrived, except those that the broker requeues. Returns when
+    /// the connection is closed; a second call is harmless.
     pub async fn close(&self, drain: Option<Duration>) {
         self.begin_closing(drain);
         let mut states = self.states();

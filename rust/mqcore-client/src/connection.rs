@@ -20,7 +20,7 @@ use crate::conversation::{FrameEvent, PullAnswer, RequestAnswer};
 use crate::counters::ClientCounters;
 use crate::dial::{Endpoint, OpenConnection, Stream, dial};
 use crate::error::ClientError;
-use crate::mailbox::{Mailbox, lock};
+use crate::mailbox::{Mailbox, QueuedMessage, lock};
 use crate::post::Post;
 use crate::random::{jittered, random_u64};
 use crate::received::Received;
@@ -338,12 +338,9 @@ impl SharedClient {
         (core.writing, core.unannounced, core.deferrable, core.lingers) = (false, false, false, false);
         (core.socket, core.expire_at) = (None, None);
         let waiters = core.conversation.lost();
-        let is_stale = |message: &Received| message.wants_acknowledge();
         core.forget_leaving();
-        let discarded: usize = core
-            .mailboxes()
-            .map(|mailbox| mailbox.discard(|queued| queued.epoch == epoch && is_stale(&queued.message)))
-            .sum();
+        let is_stale = |queued: &QueuedMessage| queued.epoch == epoch && queued.message.wants_acknowledge();
+        let discarded: usize = core.mailboxes().map(|mailbox| mailbox.extract(is_stale).len()).sum();
         drop(core);
         ClientCounters::add(&self.counters.stale_discarded, discarded as u64);
         let mut list = WakeList::default();

@@ -377,20 +377,15 @@ impl Mailbox {
         waiting
     }
 
-    /// Removes the waiting messages for which `stale` is true, and returns their number.
-    pub(crate) fn discard(&self, stale: impl Fn(&QueuedMessage) -> bool) -> usize {
+    /// Removes the waiting messages for which `wanted` is true, oldest first.
+    pub(crate) fn extract(&self, wanted: impl Fn(&QueuedMessage) -> bool) -> Vec<QueuedMessage> {
         let mut state = lock(&self.state);
-        let before = state.messages.len();
-        let mut bytes = 0;
-        state.messages.retain(|queued| {
-            let is_stale = stale(queued);
-            bytes += if is_stale { queued.message.memory_bytes() } else { 0 };
-            !is_stale
-        });
-        let discarded = before - state.messages.len();
+        let (extracted, kept) = std::mem::take(&mut state.messages).into_iter().partition(wanted);
+        state.messages = kept;
         drop(state);
-        self.gauge.remove(bytes);
-        discarded
+        let extracted = Vec::from(extracted);
+        self.gauge.remove(extracted.iter().map(|queued| queued.message.memory_bytes()).sum());
+        extracted
     }
 
     /// Number of waiting messages.
@@ -523,7 +518,7 @@ mod tests {
         let mailbox = Mailbox::new(gauge.clone(), Bound::None);
         mailbox.put(queued(true));
         mailbox.put(queued(false));
-        assert_eq!(mailbox.discard(|queued| queued.message.wants_acknowledge()), 1);
+        assert_eq!(mailbox.extract(|queued| queued.message.wants_acknowledge()).len(), 1);
         assert!(gauge.bytes.load(Relaxed) > 0);
         drop(mailbox);
         assert_eq!(gauge.bytes.load(Relaxed), 0);

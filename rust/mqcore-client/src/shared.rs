@@ -561,7 +561,8 @@ impl Core {
         mailboxes_by_queue.chain(topics).chain(events).chain(extensions).chain(inboxes).chain(leaving)
     }
 
-    /// Ends the consumers of queues that the client can leave, because it closes.
+    /// Ends the consumers of queues that the client can leave, because it closes. Their messages go back, except those
+    /// that the broker has removed.
     pub(crate) fn end_consumers(&mut self, gauge: &Arc<Gauge>) {
         let mailboxes_by_queue = &self.mailboxes_by_queue;
         let started = |queue: &QueueAddress| {
@@ -575,7 +576,7 @@ impl Core {
                 for mailbox in &takers.mailboxes {
                     // The program must not take what goes back.
                     let rest = Mailbox::new(gauge.clone(), Bound::None);
-                    for queued in mailbox.drain() {
+                    for queued in mailbox.extract(|queued| queued.message.wants_acknowledge()) {
                         rest.put(queued);
                     }
                     mailbox.close();

@@ -725,6 +725,27 @@ async fn closing_waits_for_requests_in_flight() {
 }
 
 #[tokio::test]
+async fn a_closing_client_leaves_messages_without_acknowledgement_to_its_consumers() {
+    let (client, _broker, mut peer) = connect(ClientConfig::default()).await;
+    let (consumer, _) = tokio::join!(async { client.consume(&queue(), 10).await.unwrap() }, peer.answer(0));
+    for (id, asks) in [("m1", false), ("m2", true), ("m3", false), ("m4", false)] {
+        peer.deliver(id, 1, asks).await;
+    }
+    while consumer.waiting() < 4 {
+        tokio::task::yield_now().await;
+    }
+    let leaving = async {
+        assert_eq!(peer.answer(0).await.content_type(), 602);
+        peer.read_returned("m2").await;
+    };
+    tokio::join!(client.close(None), leaving);
+    let left = consumer.next_batch(9).await;
+    let ids: Vec<_> = left.iter().map(|delivered| text(delivered.message().id())).collect();
+    assert_eq!(ids, ["m1", "m3", "m4"]);
+    assert!(consumer.next_batch(9).await.is_empty());
+}
+
+#[tokio::test]
 async fn the_connection_goes_with_the_last_handle() {
     let (client, _broker, mut peer) = connect(ClientConfig::default()).await;
     let clone = client.clone();
