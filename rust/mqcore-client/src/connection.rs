@@ -18,7 +18,7 @@ use crate::config::Transport;
 use crate::confirmations::WakeList;
 use crate::conversation::{FrameEvent, PullAnswer, RequestAnswer};
 use crate::counters::ClientCounters;
-use crate::dial::{Endpoint, OpenConnection, Stream, dial};
+use crate::dial::{Endpoint, OpenConnection, Stream, dial, shut_down};
 use crate::error::ClientError;
 use crate::mailbox::{Mailbox, QueuedMessage, lock};
 use crate::post::Post;
@@ -241,10 +241,13 @@ async fn converse(shared: &Arc<SharedClient>, link: OpenConnection) -> Connectio
             written = 0;
             linger_until = shared.take_output(&mut bytes, linger_until);
         }
-        let (reading, closing, expiry) = match shared.next_step(bytes.is_empty()) {
+        let all_written = bytes.is_empty() && !unflushed;
+        let (reading, closing, expiry) = match shared.next_step(all_written) {
             NextStep::Finished => {
-                // The broker has all data, so an error of the shutdown does not matter.
-                drop(writer.shutdown().await);
+                // Behind unwritten data, the end of TLS waits until the broker reads.
+                if all_written {
+                    shut_down(&mut writer).await;
+                }
                 return ConnectionEnd::Done;
             }
             NextStep::Continues { reading, closing, expiry } => (reading, closing, expiry),

@@ -4,6 +4,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
 use mqcore_tls::failure::{FailureReason, HandshakeFailure};
@@ -11,7 +12,7 @@ use mqcore_wire::micromessage::extension::Agreement;
 use mqcore_wire::tmqp::hello::{self, AnswerError, Hello};
 use mqcore_wire::tmqp::operation::{ACCEPTED, status};
 use mqcore_wire::tmqp::{Frame, Kind, PREAMBLE, header};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf, WriteHalf};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
@@ -22,6 +23,8 @@ use crate::random::random_u64;
 use crate::route::Route;
 use crate::{micromessage, mqks};
 
+/// Maximum time of a shutdown. The one of TLS writes a record, for which a peer that does not read may leave no room.
+const SHUTDOWN_MAX: Duration = Duration::from_secs(1);
 /// Maximum bytes of a foreign peer's answer in an error.
 const SHOWN_BYTES_MAX: usize = 64;
 
@@ -255,6 +258,11 @@ fn tls_failed(address: &Arc<str>, failure: HandshakeFailure) -> ClientError {
 
 fn connect_failed(address: &Arc<str>, cause: String) -> ClientError {
     ClientError::ConnectFailed { addresses: address.clone(), cause: cause.into() }
+}
+
+/// Ends a connection whose peer has all data, so that an error or a timeout does not matter.
+pub(crate) async fn shut_down(writer: &mut WriteHalf<Stream>) {
+    drop(tokio::time::timeout(SHUTDOWN_MAX, writer.shutdown()).await);
 }
 
 impl AsyncRead for Stream {

@@ -5,9 +5,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqcore_client::address::QueueAddress;
+use mqcore_client::address::{BrokerAddress, QueueAddress};
 use mqcore_client::client::{Client, ClientState};
-use mqcore_client::config::{Backoff, ClientConfig, Transport};
+use mqcore_client::config::{Backoff, ClientConfig, ClientTls, Transport};
 use mqcore_client::consume::Settlement;
 use mqcore_client::direct::SendOptions;
 use mqcore_client::error::ClientError;
@@ -17,8 +17,13 @@ use mqcore_client::pull::PullOptions;
 use mqcore_client::received::Received;
 use mqcore_wire::codec::Limits;
 use mqcore_wire::tmqp::{Frame, Kind, PING, PONG, PREAMBLE, decode, encode};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
+use tokio::net::TcpListener;
 use tokio::sync::mpsc;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::PrivatePkcs8KeyDer;
 
 /// Longer than anything takes that the tests wait for.
 const LONG: Duration = Duration::from_secs(10);
@@ -27,8 +32,8 @@ const LONG: Duration = Duration::from_secs(10);
 struct Broker(mpsc::UnboundedReceiver<DuplexStream>);
 
 /// The broker's side of one connection.
-struct Peer {
-    stream: DuplexStream,
+struct Peer<S = DuplexStream> {
+    stream: S,
     input: Vec<u8>,
 }
 
@@ -52,11 +57,7 @@ impl Broker {
     /// Accepts the next connection and performs the handshake.
     async fn accept(&mut self) -> Peer {
         let mut peer = self.next().await;
-        assert_eq!(peer.read_bytes(8).await, PREAMBLE);
-        let hello = peer.read().await;
-        assert_eq!((hello.kind(), hello.content_type()), (Kind::SERVER, 101));
-        peer.write_bytes(&PREAMBLE).await;
-        peer.write(&Frame { content_type: 202, target: b"me", ..Frame::new(Kind::SERVER) }).await;
+        peer.shake_hands().await;
         peer
     }
 
@@ -65,7 +66,15 @@ impl Broker {
     }
 }
 
-impl Peer {
+impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
+    async fn shake_hands(&mut self) {
+        assert_eq!(self.read_bytes(8).await, PREAMBLE);
+        let hello = self.read().await;
+        assert_eq!((hello.kind(), hello.content_type()), (Kind::SERVER, 101));
+        self.write_bytes(&PREAMBLE).await;
+        self.write(&Frame { content_type: 202, target: b"me", ..Frame::new(Kind::SERVER) }).await;
+    }
+
     async fn read_bytes(&mut self, count: usize) -> Vec<u8> {
         while self.input.len() < count {
             assert!(self.stream.read_buf(&mut self.input).await.unwrap() > 0, "the client goes on");
@@ -743,6 +752,41 @@ async fn a_closing_client_leaves_messages_without_acknowledgement_to_its_consume
     let ids: Vec<_> = left.iter().map(|delivered| text(delivered.message().id())).collect();
     assert_eq!(ids, ["m1", "m3", "m4"]);
     assert!(consumer.next_batch(9).await.is_empty());
+}
+
+/// Accepts one connection over TLS and performs both handshakes.
+async fn accept_over_tls(listener: &TcpListener) -> Peer<impl AsyncRead + AsyncWrite + Unpin + use<>> {
+    let own = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let key = PrivatePkcs8KeyDer::from(own.signing_key.serialize_der());
+    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![own.cert.der().clone()], key.into())
+        .unwrap();
+    let (stream, _) = listener.accept().await.unwrap();
+    let stream = TlsAcceptor::from(Arc::new(config)).accept(stream).await.unwrap();
+    let mut peer = Peer { stream, input: Vec::new() };
+    peer.shake_hands().await;
+    peer
+}
+
+#[tokio::test]
+async fn closing_ends_with_the_drain_timeout_although_the_broker_does_not_read() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("tmqps://{}", listener.local_addr().unwrap());
+    let transport = Transport::Tcp(vec![BrokerAddress::parse(&address).unwrap()]);
+    let tls = ClientTls { dangerously_accept_any_certificate: true, ..ClientTls::default() };
+    let config = ClientConfig { tls: Some(tls), ..ClientConfig::default() };
+    let (client, _peer) = tokio::join!(Client::connect(config, transport), accept_over_tls(&listener));
+    let client = client.unwrap();
+    let timeout = Some(Duration::from_millis(500));
+    let options = PublishOptions { confirm: false, timeout, ..PublishOptions::default() };
+    let body = vec![0; 256 * 1024];
+    // Until the buffers of both sides are full.
+    while client.publish(&queue(), &body, &options).await.is_ok() {}
+    let closing = client.close(Some(Duration::from_millis(200)));
+    tokio::time::timeout(LONG, closing).await.expect("it waits no longer than it may");
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use super::conversation::{Conversation, RequestBatch, Sender};
 use super::pushes::Pushes;
 use super::{Questions, ThrottrConfig, width};
-use crate::dial::Stream;
+use crate::dial::{Stream, shut_down};
 use crate::error::ClientError;
 use crate::random::jittered;
 use crate::route::Route;
@@ -175,8 +175,7 @@ impl ThrottrLink {
         let mut unflushed = false;
         loop {
             if !open && conversation.outstanding() == 0 && output.is_empty() && !unflushed {
-                // The peer also detects the end of the connection without the shutdown.
-                drop(writer.shutdown().await);
+                shut_down(&mut writer).await;
                 return LinkEnd::Closed;
             }
             input.reserve(READ_BYTES);
