@@ -1,4 +1,4 @@
-"""Streamed pulls: each message is usable as it comes; messages that the program leaves are requeued or come later."""
+"""Pulls: each message of a stream is usable as it comes; messages that the program leaves return or come later."""
 
 from __future__ import annotations
 
@@ -144,6 +144,25 @@ async def test_rejected_pull_keeps_messages_that_came_too_late_for_another(mq: C
         with pytest.raises(errors.Unacceptable):
             await mq.queue("a/1").pull(2)
         assert [message.body for message in await mq.queue("a/1").pull(1, str)] == ["1"]
+
+
+async def test_messages_of_a_cancelled_pull_come_with_the_next_one(
+    mq: Client, broker: mqcore.Broker, gate: Gate
+) -> None:
+    await filled(mq, "a/1", QueueOptions(status="pull", delivery_handler="gate"), 2)
+    # The client stays in the channel, so the broker sends the second message although its pull has ended.
+    async with mq.join("a"):
+        pulling = asyncio.create_task(mq.queue("a/1").pull(2, str))
+        await until(lambda: broker.stats().queue("a/1").sent == 1, "the first message")
+        # The answer arrives after the message.
+        await mq.queue("a/1").information()
+        pulling.cancel()
+        gate.opened.set()
+        pulled: list[str] = []
+        async with asyncio.timeout(LIMIT):
+            while len(pulled) < 2:
+                pulled += [message.body for message in await mq.queue("a/1").pull(2, str)]
+    assert sorted(pulled) == ["0", "1"]
 
 
 async def test_lost_connection_raises_after_the_messages_that_came(broker: mqcore.Broker, gate: Gate) -> None:

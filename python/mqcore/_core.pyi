@@ -67,6 +67,7 @@ __all__ = [
     "ObjectFiles",
     "PendingAnswers",
     "PullStream",
+    "Pulled",
     "QueueView",
     "Received",
     "ReceivedBatch",
@@ -879,7 +880,7 @@ class AsyncClient:
         clear_high_priority: bool = False,
         clear_normal: bool = False,
         timeout: float | None = None,
-    ) -> Awaitable[tuple[ReceivedBatch, tuple[int, int] | None, bool]]: ...
+    ) -> Awaitable[Pulled]: ...
     def pull_stream(
         self,
         queue: str,
@@ -1042,7 +1043,7 @@ class BlockingClient:
         clear_high_priority: bool = False,
         clear_normal: bool = False,
         timeout: float | None = None,
-    ) -> tuple[ReceivedBatch, tuple[int, int] | None, bool]: ...
+    ) -> Pulled: ...
     def pull_stream(
         self,
         queue: str,
@@ -1240,6 +1241,17 @@ class ReceivedBatch:
     def nack(self, reason: str, delay: float | None = None) -> int: ...
     def __len__(self) -> int: ...
     def __bool__(self) -> bool: ...
+
+@final
+class Pulled:
+    """The result of a pull. If it is dropped before `take`, the next pull returns its messages, or the broker requeues
+    those that need an acknowledgement."""
+
+    def take(self) -> ReceivedBatch: ...
+    @property
+    def remaining(self) -> tuple[int, int] | None: ...
+    @property
+    def complete(self) -> bool: ...
 
 def join_leaked_threads(timeout: float) -> int: ...
 

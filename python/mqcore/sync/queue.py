@@ -117,7 +117,9 @@ class Queue:
     ) -> PulledBatch[Any]:
         """Take up to `count` messages from a pull queue, the oldest first unless `order` is ``lifo``.
 
-        `clear` selects messages that the broker then removes from the queue. The batch of an empty queue is empty.
+        `clear` selects messages that the broker then removes from the queue. The batch of an empty queue is empty. When
+        the call is cancelled, messages that have arrived are requeued, or returned by the next pull of this client if
+        they need no acknowledgement.
 
         >>> created = mq.declare("letters", 1, mqcore.QueueOptions(status="pull"))
         >>> receipt = mq.publish("letters/1", "first")
@@ -125,9 +127,8 @@ class Queue:
         >>> [message.body for message in batch]
         ['first']
         """
-        answer = self._client._connected().pull(self.address, pull_count(count), **pull_options(order, clear, timeout))
-        messages, remaining, complete = answer
-        return PulledBatch(messages, wanted, total(remaining), complete)
+        pulled = self._client._connected().pull(self.address, pull_count(count), **pull_options(order, clear, timeout))
+        return PulledBatch(pulled.take(), wanted, total(pulled.remaining), pulled.complete)
 
     @overload
     def pull_stream(

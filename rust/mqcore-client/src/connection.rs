@@ -344,12 +344,13 @@ impl SharedClient {
         core.forget_leaving();
         let is_stale = |queued: &QueuedMessage| queued.epoch == epoch && queued.message.wants_acknowledge();
         let discarded: usize = core.mailboxes().map(|mailbox| mailbox.extract(is_stale).len()).sum();
-        drop(core);
-        ClientCounters::add(&self.counters.stale_discarded, discarded as u64);
         let mut list = WakeList::default();
+        // Under the lock, so that a caller that is cancelled finds its request or its answer.
         for (waiter, partial) in waiters {
             waiter.settle(outcome_of_loss(partial, cause), now, &mut list);
         }
+        drop(core);
+        ClientCounters::add(&self.counters.stale_discarded, discarded as u64);
         list.wake();
         self.room.notify_waiters();
         self.written.notify_waiters();

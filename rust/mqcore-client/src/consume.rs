@@ -332,6 +332,12 @@ impl Delivered {
         extended
     }
 
+    /// The message again, if the program did not get it. Nothing settles it here any more.
+    pub(crate) fn take_back(&self) -> QueuedMessage {
+        self.settled.store(true, Ordering::Relaxed);
+        QueuedMessage { message: self.message.clone(), epoch: self.epoch, since: Instant::now() }
+    }
+
     /// Whether the acknowledge timeout has passed, so that the broker has requeued it.
     fn is_late(&self) -> bool {
         self.deadline.as_ref().is_some_and(|deadline| *lock(&deadline.at) < Instant::now())

@@ -41,6 +41,7 @@ mod message_id;
 pub mod micromessage;
 pub mod models;
 pub mod mqks;
+mod pending;
 mod post;
 pub mod publish;
 pub mod publish_now;

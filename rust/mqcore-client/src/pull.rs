@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use mqcore_wire::tmqp::Kind;
 use mqcore_wire::tmqp::header::{key, last_header_value, no_content};
 use mqcore_wire::tmqp::operation::status;
 
@@ -18,7 +19,7 @@ use crate::mailbox::{QueuedMessage, lock};
 use crate::membership::Membership;
 use crate::received::Received;
 use crate::request::{Clear, Intent, PullRequest, Request};
-use crate::shared::{SharedClient, Waited};
+use crate::shared::{Core, SharedClient, Waited};
 
 /// Options of a pull.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,10 +43,14 @@ impl Default for PullOptions {
 }
 
 /// The result of a pull.
+///
+/// If it is dropped before [`Pulled::take`], for example because its task was cancelled, the program did not get the
+/// messages. The broker requeues those with acknowledgement. It has removed the others, so the next pull of their queue
+/// in this client returns them.
 #[derive(Debug)]
 pub struct Pulled {
-    /// The messages, in order.
-    pub messages: Vec<Delivered>,
+    shared: Arc<SharedClient>,
+    messages: Vec<Delivered>,
     /// Remaining messages of high and of normal priority, if requested and known. An empty pull leaves none.
     pub remaining: Option<(u64, u64)>,
     /// Whether the broker ended the pull. If not, the timeout expired or the connection was lost; these messages have
@@ -53,11 +58,29 @@ pub struct Pulled {
     pub complete: bool,
 }
 
+impl Pulled {
+    /// Takes the messages, in order. A second call returns none.
+    pub fn take(&mut self) -> Vec<Delivered> {
+        std::mem::take(&mut self.messages)
+    }
+}
+
+impl Drop for Pulled {
+    fn drop(&mut self) {
+        if !self.messages.is_empty() {
+            let messages = self.messages.iter().map(Delivered::take_back).collect();
+            self.shared.with_core(|core| core.give_back_pulled(messages));
+        }
+    }
+}
+
 impl Client {
     /// Takes up to `count` messages from a pull queue. An empty queue returns none.
     ///
     /// Only members of a channel may pull from it. The client joins it for the pull, and leaves it when the last
     /// message with acknowledgement is dropped.
+    ///
+    /// Messages of a call that is cancelled are treated like those of a [`Pulled`] that is dropped.
     ///
     /// # Errors
     ///
@@ -75,7 +98,7 @@ impl Client {
             None => None,
         };
         let messages = self.deliver(answer.messages, membership);
-        Ok(Pulled { messages, remaining, complete })
+        Ok(Pulled { shared: self.shared.clone(), messages, remaining, complete })
     }
 
     /// Returns the message of a cache queue, which stays in the queue; `None` if it is empty.
@@ -152,6 +175,19 @@ impl Client {
             Delivered::new(self.shared.clone(), QueuedMessage { message, epoch, since: Instant::now() }, held)
         };
         messages.into_iter().map(of_channel).collect()
+    }
+}
+
+impl Core {
+    /// Returns pulled messages that the program did not get. The broker requeues those with acknowledgement; the others
+    /// are kept for the next pull.
+    pub(crate) fn give_back_pulled(&mut self, messages: Vec<QueuedMessage>) {
+        let (to_requeue, to_keep): (Vec<_>, Vec<_>) =
+            messages.into_iter().partition(|queued| queued.message.wants_acknowledge());
+        self.give_back(to_requeue);
+        let to_keep = to_keep.into_iter().map(|queued| queued.message);
+        // The message of a cache queue is a response, and is still in its queue.
+        self.conversation.keep_late(to_keep.filter(|message| message.kind() == Kind::QUEUE).collect());
     }
 }
 

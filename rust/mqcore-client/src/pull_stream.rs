@@ -185,11 +185,6 @@ impl PullStream {
 impl Drop for PullStream {
     fn drop(&mut self) {
         self.stop();
-        self.shared.with_core(|core| {
-            let (to_requeue, to_keep): (Vec<_>, Vec<_>) =
-                self.mailbox.drain().into_iter().partition(|queued| queued.message.wants_acknowledge());
-            core.give_back(to_requeue);
-            core.conversation.keep_late(to_keep.into_iter().map(|queued| queued.message).collect());
-        });
+        self.shared.with_core(|core| core.give_back_pulled(self.mailbox.drain()));
     }
 }

@@ -17,6 +17,7 @@ use crate::dialogue::{Dialogue, Part};
 use crate::error::ClientError;
 use crate::mailbox::{Bound, Gauge, Mailbox, QueuedMessage, lock};
 use crate::membership::Membership;
+use crate::pending::PendingAnswer;
 use crate::received::Received;
 use crate::request::{Request, Subscription};
 use crate::socket_writer::SocketWriter;
@@ -136,6 +137,15 @@ impl SharedClient {
         deadline: Instant,
         mut act: impl FnMut(&mut Dialogue) -> R,
     ) -> Result<R, ClientError> {
+        self.say_in(deadline, |core| act(&mut core.conversation)).await
+    }
+
+    /// Like [`SharedClient::say`], with all state.
+    async fn say_in<R>(
+        &self,
+        deadline: Instant,
+        mut act: impl FnMut(&mut Core) -> R,
+    ) -> Result<R, ClientError> {
         let mut waiting = None;
         loop {
             let room = self.room.notified();
@@ -155,7 +165,7 @@ impl SharedClient {
         }
     }
 
-    fn try_say<R>(&self, act: &mut impl FnMut(&mut Dialogue) -> R) -> Act<R> {
+    fn try_say<R>(&self, act: &mut impl FnMut(&mut Core) -> R) -> Act<R> {
         let mut core = lock(&self.core);
         if core.closing.is_some() || core.ended {
             return Act::Never(ClientError::Closed);
@@ -165,7 +175,7 @@ impl SharedClient {
             self.end_lingering(&mut core);
             return Act::NotYet;
         }
-        Act::Done(self.with_wake(&mut core, |core| act(&mut core.conversation)))
+        Act::Done(self.with_wake(&mut core, act))
     }
 
     /// Runs `act` at once, regardless of room: for answers, whose number the received data limits.
@@ -249,32 +259,14 @@ impl SharedClient {
         deadline: Instant,
         mut act: impl FnMut(&mut Dialogue, Waiter) -> Result<MessageId, ClientError>,
     ) -> Result<Waited, ClientError> {
-        let (id, receiver) = self
-            .say(deadline, |conversation| {
+        let pending = self
+            .say_in(deadline, |core| {
                 let (sender, receiver) = oneshot::channel();
-                act(conversation, Waiter::One(sender)).map(|id| (id, receiver))
+                let id = act(&mut core.conversation, Waiter::One(sender))?;
+                Ok::<_, ClientError>(PendingAnswer::new(self, core.epoch, id, receiver))
             })
             .await??;
-        self.outcome(id, receiver, deadline).await
-    }
-
-    /// Waits for the answer, and forgets the request if the caller is cancelled or the deadline passes.
-    async fn outcome(
-        &self,
-        id: MessageId,
-        receiver: oneshot::Receiver<Outcome>,
-        deadline: Instant,
-    ) -> Result<Waited, ClientError> {
-        let mut question = PendingCall { shared: self, ids: vec![id] };
-        match tokio::time::timeout_at(deadline, receiver).await {
-            Ok(Ok(outcome)) => {
-                question.ids.clear();
-                Ok(Waited::Answered(outcome))
-            }
-            // A waiter is dropped without an answer only if the connection task is dropped.
-            Ok(Err(_)) => Err(ClientError::Closed),
-            Err(_) => Ok(Waited::TooLong(question.forget())),
-        }
+        pending.outcome(deadline).await
     }
 
     /// Adds a subscription, on this connection and later ones, until the result is dropped.
@@ -300,17 +292,17 @@ impl SharedClient {
         deadline: Instant,
     ) -> Result<Membership, ClientError> {
         let started = Instant::now();
-        let (taken_up, receiver) = self
-            .say(deadline, |conversation| {
+        let (taken_up, receiver, epoch) = self
+            .say_in(deadline, |core| {
                 let (sender, receiver) = oneshot::channel();
-                let taken_up = conversation.take_up(part, Waiter::One(sender))?;
-                Ok::<_, ClientError>((taken_up, receiver))
+                let taken_up = core.conversation.take_up(part, Waiter::One(sender))?;
+                Ok::<_, ClientError>((taken_up, receiver, core.epoch))
             })
             .await??;
         // The user is counted from here on; the guard removes it however this call ends.
         let membership = Membership::new(self.clone(), part.clone());
         let IntentState::Asked(id) = taken_up else { return Ok(membership) };
-        match self.outcome(id, receiver, deadline).await? {
+        match PendingAnswer::new(self, epoch, id, receiver).outcome(deadline).await? {
             Waited::Answered((result, _)) => result.map(|_| membership),
             Waited::TooLong(_) => {
                 let (operation, target) = part.in_words();
@@ -332,32 +324,6 @@ pub(crate) enum Waited {
     Answered(Outcome),
     /// With the messages that a pull had received.
     TooLong(Option<PullAnswer>),
-}
-
-/// Pending requests. Dropping it, for example when the caller is cancelled, forgets them.
-pub(crate) struct PendingCall<'a> {
-    pub(crate) shared: &'a SharedClient,
-    pub(crate) ids: Vec<MessageId>,
-}
-
-impl PendingCall<'_> {
-    /// Forgets them. If the last one is a pull, returns its received messages.
-    pub(crate) fn forget(&mut self) -> Option<PullAnswer> {
-        if self.ids.is_empty() {
-            return None;
-        }
-        let mut core = lock(&self.shared.core);
-        let partial = self.ids.drain(..).filter_map(|id| core.conversation.forget(&id)).last();
-        drop(core);
-        self.shared.room.notify_waiters();
-        partial
-    }
-}
-
-impl Drop for PendingCall<'_> {
-    fn drop(&mut self) {
-        self.forget();
-    }
 }
 
 impl Core {

@@ -98,12 +98,13 @@ async fn pulling_leaves_the_rest_and_repeats_nothing() {
         (0..5_u8).map(|n| BatchMessage { body: vec![n].into(), ..BatchMessage::default() }).collect();
     client.publish_many(&queue, &messages, &PublishOptions::default()).await;
     for expected in 0..5_u8 {
-        let pulled = client.pull(&queue, &PullOptions::default()).await.unwrap();
-        assert_eq!(pulled.messages[0].message().body_slice(), [expected]);
+        let mut pulled = client.pull(&queue, &PullOptions::default()).await.unwrap();
+        let messages = pulled.take();
+        assert_eq!(messages[0].message().body_slice(), [expected]);
         assert_eq!(pulled.remaining, Some((0, u64::from(4 - expected))));
-        pulled.messages[0].ack();
+        messages[0].ack();
     }
-    assert!(client.pull(&queue, &PullOptions::default()).await.unwrap().messages.is_empty());
+    assert!(client.pull(&queue, &PullOptions::default()).await.unwrap().take().is_empty());
     server.stop(Duration::from_secs(1)).await;
 }
 
@@ -227,10 +228,10 @@ async fn messages_published_without_waiting_keep_their_order_and_are_all_confirm
         assert_eq!(outcomes.iter().map(|(number, _)| *number).collect::<Vec<_>>(), expected);
         assert!(outcomes.iter().all(|(_, outcome)| outcome.as_ref().is_ok_and(|c| c.by == AckedBy::Server)));
         let pull = PullOptions { count: MESSAGES as u32, ..PullOptions::default() };
-        let pulled = client.pull(&queue, &pull).await.unwrap();
-        let bodies = pulled.messages.iter().map(|message| message.message().body_slice().to_vec());
+        let pulled = client.pull(&queue, &pull).await.unwrap().take();
+        let bodies = pulled.iter().map(|message| message.message().body_slice().to_vec());
         assert!(bodies.eq((0..MESSAGES).map(|number| number.to_le_bytes().to_vec())));
-        for message in &pulled.messages {
+        for message in &pulled {
             message.ack();
         }
         client.remove_queue(&queue).await.unwrap();

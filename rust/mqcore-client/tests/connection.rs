@@ -8,7 +8,7 @@ use std::time::Duration;
 use mqcore_client::address::{BrokerAddress, QueueAddress};
 use mqcore_client::client::{Client, ClientState};
 use mqcore_client::config::{Backoff, ClientConfig, ClientTls, Transport};
-use mqcore_client::consume::Settlement;
+use mqcore_client::consume::{Delivered, Settlement};
 use mqcore_client::direct::SendOptions;
 use mqcore_client::error::ClientError;
 use mqcore_client::event::{EventKind, EventScope};
@@ -129,6 +129,24 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
         let delivery = Frame { id: id.as_bytes(), target: b"ch", ..Frame::new(Kind::QUEUE) };
         let delivery = Frame { content_type: queue, pending_acknowledge: asks, payload: b"body", ..delivery };
         self.write(&delivery).await;
+    }
+
+    async fn deliver_pulled(&mut self, pull: &Received, id: &str, asks: bool) {
+        let headers = format!("Request-Id:{}\r\n", text(pull.id()));
+        let pulled = Frame { id: id.as_bytes(), target: b"ch", content_type: 1, ..Frame::new(Kind::QUEUE) };
+        self.write(&Frame { headers: headers.as_bytes(), pending_acknowledge: asks, ..pulled }).await;
+    }
+
+    async fn end_pull(&mut self, pull: &Received) {
+        let headers = format!("Request-Id:{}\r\nNo-Content:End\r\n", text(pull.id()));
+        let end = Frame { id: pull.id(), target: b"ch", content_type: 1, ..Frame::new(Kind::QUEUE) };
+        self.write(&Frame { headers: headers.as_bytes(), ..end }).await;
+    }
+
+    /// Waits until the client has handled everything that was written. It writes nothing else meanwhile.
+    async fn handled(&mut self) {
+        self.write_bytes(&PING).await;
+        assert_eq!(self.read_bytes(8).await, PONG);
     }
 
     /// Reads the nack with which the client returns this message.
@@ -658,12 +676,13 @@ async fn a_pull_joins_for_itself_and_leaves_when_its_messages_are_done() {
         let end = format!("Request-Id:{id}\r\nNo-Content:End\r\n");
         peer.write(&Frame { id: request.id(), headers: end.as_bytes(), ..pulled }).await;
     };
-    let (pulled, ()) = tokio::join!(pulling, serving);
-    assert_eq!((pulled.messages.len(), pulled.remaining, pulled.complete), (1, Some((1, 7)), true));
-    assert_eq!(pulled.messages[0].ack(), Settlement::Sent);
-    assert_eq!(pulled.messages[0].ack(), Settlement::Already);
+    let (mut pulled, ()) = tokio::join!(pulling, serving);
+    let messages = pulled.take();
+    assert_eq!((messages.len(), pulled.remaining, pulled.complete), (1, Some((1, 7)), true));
+    assert_eq!(messages[0].ack(), Settlement::Sent);
+    assert_eq!(messages[0].ack(), Settlement::Already);
     assert_eq!(peer.read().await.kind(), Kind::ACKNOWLEDGE);
-    drop(pulled);
+    drop(messages);
     assert_eq!(peer.read().await.content_type(), 602);
 }
 
@@ -686,8 +705,114 @@ async fn a_pull_without_any_answer_is_a_timeout_and_one_with_a_message_is_not() 
         let message = Frame { id: b"m1", target: b"ch", content_type: 1, ..Frame::new(Kind::QUEUE) };
         peer.write(&Frame { headers: headers.as_bytes(), ..message }).await;
     };
+    let (mut pulled, ()) = tokio::join!(pulling, serving);
+    assert_eq!((pulled.take().len(), pulled.complete), (1, false));
+}
+
+#[tokio::test]
+async fn a_cancelled_pull_leaves_its_messages_to_the_next_pull_or_to_the_broker() {
+    let (client, _broker, mut peer) = connect(ClientConfig::default()).await;
+    let options = PullOptions { count: 4, ..PullOptions::default() };
+    let abandoned = tokio::spawn({
+        let (client, options) = (client.clone(), options.clone());
+        async move { client.pull(&queue(), &options).await }
+    });
+    peer.answer(0).await;
+    let pull = peer.read().await;
+    for (id, asks) in [("m1", false), ("m2", true), ("m3", false)] {
+        peer.deliver_pulled(&pull, id, asks).await;
+    }
+    peer.handled().await;
+    abandoned.abort();
+    drop(abandoned.await);
+    peer.read_returned("m2").await;
+    assert_eq!(peer.answer(0).await.content_type(), 602);
+    assert_eq!(pull_ids(&client, &mut peer, &options, 2).await, ["m1", "m3"]);
+}
+
+/// Pulls while the broker has nothing, which the pull asks for `asked` messages. Returns the ids of the messages.
+async fn pull_ids(client: &Client, peer: &mut Peer, options: &PullOptions, asked: u32) -> Vec<String> {
+    let pulling = async { client.pull(&queue(), options).await.unwrap() };
+    let serving = async {
+        assert_eq!(peer.answer(0).await.content_type(), 601);
+        let pull = peer.read().await;
+        assert_eq!(pull.header("count"), Some(asked.to_string().into()));
+        peer.end_pull(&pull).await;
+    };
+    let (mut pulled, ()) =
+        tokio::time::timeout(LONG, async { tokio::join!(pulling, serving) }).await.unwrap();
+    let id = |delivered: &Delivered| text(delivered.message().id()).to_owned();
+    let ids = pulled.take().iter().map(id).collect();
+    assert_eq!(peer.read().await.content_type(), 602);
+    ids
+}
+
+#[tokio::test]
+async fn a_pull_that_is_cancelled_when_its_answer_is_here_leaves_the_messages_too() {
+    let (queue, options) = (queue(), PullOptions { count: 3, ..PullOptions::default() });
+    // The broker ends the pull, or its connection does.
+    for ends in [true, false] {
+        let (client, mut broker, mut peer) = connect(soon()).await;
+        let mut abandoned = Box::pin(client.pull(&queue, &options));
+        let asked = async {
+            peer.answer(0).await;
+            peer.read().await
+        };
+        let pull = tokio::select! {
+            biased;
+            pulled = &mut abandoned => unreachable!("there is no answer: {pulled:?}"),
+            pull = asked => pull,
+        };
+        for (id, asks) in [("m1", false), ("m2", false), ("m3", true)] {
+            peer.deliver_pulled(&pull, id, asks).await;
+        }
+        if ends {
+            peer.end_pull(&pull).await;
+            peer.handled().await;
+            drop(abandoned);
+            peer.read_returned("m3").await;
+            assert_eq!(peer.answer(0).await.content_type(), 602);
+        } else {
+            peer.handled().await;
+            drop(peer);
+            peer = broker.accept().await;
+            // The subscription of the pull is restored.
+            assert_eq!(peer.answer(0).await.content_type(), 601);
+            drop(abandoned);
+            assert_eq!(peer.answer(0).await.content_type(), 602);
+        }
+        assert_eq!(pull_ids(&client, &mut peer, &options, 1).await, ["m1", "m2"]);
+    }
+}
+
+#[tokio::test]
+async fn messages_of_a_pull_that_no_one_took_come_with_the_next_one_or_go_back() {
+    let (client, _broker, mut peer) = connect(ClientConfig::default()).await;
+    let options = PullOptions { count: 3, ..PullOptions::default() };
+    let pulling = async { client.pull(&queue(), &options).await.unwrap() };
+    let serving = async {
+        peer.answer(0).await;
+        let pull = peer.read().await;
+        for (id, asks) in [("m1", false), ("m2", true), ("m3", false)] {
+            peer.deliver_pulled(&pull, id, asks).await;
+        }
+        peer.end_pull(&pull).await;
+    };
     let (pulled, ()) = tokio::join!(pulling, serving);
-    assert_eq!((pulled.messages.len(), pulled.complete), (1, false));
+    drop(pulled);
+    peer.read_returned("m2").await;
+    assert_eq!(peer.answer(0).await.content_type(), 602);
+    assert_eq!(pull_ids(&client, &mut peer, &options, 1).await, ["m1", "m3"]);
+    let cached = async {
+        peer.answer(0).await;
+        let pull = peer.read().await;
+        peer.respond(&pull, 0, b"cached").await;
+    };
+    // The message of a cache stays there.
+    let (pulled, ()) = tokio::join!(async { client.pull(&queue(), &options).await.unwrap() }, cached);
+    drop(pulled);
+    assert_eq!(peer.answer(0).await.content_type(), 602);
+    assert!(pull_ids(&client, &mut peer, &options, 3).await.is_empty());
 }
 
 #[tokio::test]

@@ -42,7 +42,7 @@ use self::membership::Membership;
 use self::models::{Model, Modelled};
 use self::process::Owned;
 use self::publishing::{Published, Publisher, Receipts, copies, outgoing, py_receipt};
-use self::received::{Received, ReceivedBatch};
+use self::received::{Pulled, Received, ReceivedBatch};
 use self::streams::{Consumer, EventStream, ExtensionFrames, Incoming, PullStream, States};
 use self::way::CallStyle;
 use crate::fields::seconds;
@@ -57,6 +57,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Incoming>()?;
     module.add_class::<Membership>()?;
     module.add_class::<PullStream>()?;
+    module.add_class::<Pulled>()?;
     module.add_class::<Received>()?;
     module.add_class::<ReceivedBatch>()?;
     module.add_class::<States>()?;
@@ -351,8 +352,8 @@ impl Client {
         let timeout = optional_seconds(timeout, "timeout")?;
         let options = PullOptions { count, lifo, clear, info: true, timeout };
         self.run(py, |core| async move {
-            let pulled = core.pull(&queue, &options).await?;
-            Ok((ReceivedBatch::new(pulled.messages), pulled.remaining, pulled.complete))
+            // Returned whole, because the call may be cancelled until the program gets it.
+            Ok(Pulled::new(core.pull(&queue, &options).await?))
         })
     }
 

@@ -1,8 +1,9 @@
 //! Messages that a client received, for Python.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use mqcore_client::consume::{Delivered, Settlement};
+use mqcore_client::pull::Pulled as CorePulled;
 use mqcore_client::received::Received as CoreReceived;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -207,6 +208,35 @@ impl ReceivedBatch {
 
     fn __bool__(&self) -> bool {
         true
+    }
+}
+
+/// The result of a pull. A program whose call is cancelled never takes the messages, and the client gives them back.
+#[pyclass(frozen, module = "mqcore._core")]
+pub(crate) struct Pulled {
+    core: Owned<Mutex<CorePulled>>,
+    /// Remaining messages of high and of normal priority, if known.
+    #[pyo3(get)]
+    remaining: Option<(u64, u64)>,
+    /// Whether the broker ended the pull.
+    #[pyo3(get)]
+    complete: bool,
+}
+
+impl Pulled {
+    /// Wraps `core`.
+    pub(crate) fn new(core: CorePulled) -> Self {
+        let (remaining, complete) = (core.remaining, core.complete);
+        Self { core: Owned::new(Mutex::new(core)), remaining, complete }
+    }
+}
+
+#[pymethods]
+impl Pulled {
+    /// Takes the messages; a second call returns none.
+    fn take(&self) -> PyResult<ReceivedBatch> {
+        let mut core = self.core.get()?.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(ReceivedBatch::new(CorePulled::take(&mut core)))
     }
 }
 
