@@ -60,7 +60,7 @@ LAYERS: dict[str, list[set[str]]] = {
         | {"micromessage/greeting", "mqks/greeting"}
         | {"micromessage/conversation", "mqks/conversation", "throttr/conversation"},
         {"dialogue", "throttr"},
-        {"shared", "immediate", "lingering", "membership", "post"},
+        {"shared", "immediate", "lingering", "membership", "pending", "post"},
         {"connection"},
         {"client"},
         # Operations of a client.
