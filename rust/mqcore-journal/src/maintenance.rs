@@ -162,18 +162,22 @@ impl<S: Storage> Journal<S> {
     }
 
     /// Returns the oldest sealed segment before `until` that is damaged or that `worth` selects. `worth` receives the segment
-    /// and its needed bytes.
+    /// and its needed bytes, and a segment that it rejects it also rejects with more needed bytes.
     pub(crate) fn find_candidate(&self, until: u32, worth: impl Fn(&Segment, u64) -> bool) -> Option<u32> {
         let reserve = self.tail.back().map_or(0, |writer| {
             u64::from(reach(writer.capacity, SpaceClass::Essential).saturating_sub(writer.position()))
         });
+        // On a full disk, copying must not use up the reserve.
+        let affordable = |needed| self.condition == Condition::Healthy || needed < reserve / 2;
+        let qualifies =
+            |segment: &Segment, needed| (segment.damaged || worth(segment, needed)) && affordable(needed);
         self.state.segments.range(..self.first_open().min(until)).find_map(|(&number, segment)| {
-            let needed = self.retained_bytes(number, segment);
-            // On a full disk, copying must not use up the reserve.
-            let affordable = self.condition == Condition::Healthy || needed < reserve / 2;
-            let worth = segment.damaged || worth(segment, needed);
-            let due = segment.removal_retry_ms <= self.house_ms;
-            (worth && affordable && due && !segment.must_stay()).then_some(number)
+            let is_due = segment.removal_retry_ms <= self.house_ms && !segment.must_stay();
+            // The bytes of live records are known at once, and those of settlements take a walk over all older segments.
+            let selected = is_due
+                && qualifies(segment, segment.needed_bytes())
+                && qualifies(segment, self.retained_bytes(number, segment));
+            selected.then_some(number)
         })
     }
 
@@ -315,5 +319,35 @@ impl<S: Storage> Journal<S> {
             done.freed_bytes += freed;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::Options;
+    use crate::storage::MemoryStorage;
+
+    /// A backlog that was never delivered: nothing can be removed, and looking for that must not slow the journal down.
+    #[test]
+    fn housekeeping_takes_few_steps_for_each_segment() {
+        let disk = MemoryStorage::new(1);
+        let options = Options { segment_bytes: 12_800, identity: 77, ..Options::default() };
+        let (mut journal, _) = Journal::open(disk, options, &mut |_, _| {}).unwrap();
+        let count = 5_000;
+        let writer = journal.tail.front_mut().unwrap();
+        let open = journal.state.segments.remove(&writer.number).unwrap();
+        writer.number = count;
+        journal.state.segments.insert(count, open);
+        let full = Segment { puts: 90, live: 90, live_bytes: 12_000, end: 12_500, ..Segment::default() };
+        for number in 0..count {
+            // Some records of each segment are settled in the next one.
+            let settled = Some((u64::from(number) * 90, u64::from(number) * 90 + 10));
+            let segment = Segment { settled: settled.filter(|_| number % 2 == 0), ..full.clone() };
+            journal.state.segments.insert(number, segment);
+        }
+        assert_eq!((journal.find_sparse(), journal.find_dead()), (None, None));
+        let visits = journal.state.visits.get();
+        assert!(visits <= u64::from(count), "{visits}");
     }
 }

@@ -76,6 +76,9 @@ pub(crate) struct JournalState {
     pub(crate) definitions: BTreeMap<Box<[u8]>, Location>,
     pub(crate) next_sequence: u64,
     pub(crate) next_note: u64,
+    /// Number of segments that [`Self::is_pinned`] has looked at.
+    #[cfg(test)]
+    pub(crate) visits: std::cell::Cell<u64>,
 }
 
 impl JournalState {
@@ -231,7 +234,12 @@ impl JournalState {
     /// settlement.
     pub(crate) fn is_pinned(&self, number: u32) -> bool {
         let Some(segment) = self.segments.get(&number) else { return false };
+        if segment.settled.is_none() && segment.undefines == 0 {
+            return false;
+        }
         self.segments.range(..number).any(|(_, older)| {
+            #[cfg(test)]
+            self.visits.set(self.visits.get() + 1);
             older.has_settled_puts(segment.settled)
                 || (segment.undefines > 0 && (older.defines > 0 || older.unreadable))
         })
