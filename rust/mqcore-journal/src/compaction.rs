@@ -25,16 +25,16 @@ impl<S: Storage> Journal<S> {
     /// Call it again while `more` is set.
     ///
     /// # Errors
-    /// The same as [`Journal::maintain`], and [`JournalError::Io`] if a file cannot be removed. After [`JournalError::Full`] it can continue once there is space, because copies come
-    /// before removals.
+    /// The same as [`Journal::maintain`], and [`JournalError::Io`] if a file cannot be read or removed. After
+    /// [`JournalError::Full`] it can continue once there is space, because copies come before removals.
     pub fn compact(
         &mut self,
         now_ms: u64,
         budget_bytes: usize,
         until: u32,
     ) -> Result<Maintenance, JournalError> {
-        // Compaction retries failed removals at once.
-        self.state.segments.values_mut().for_each(|segment| segment.removal_retry_ms = 0);
+        // Compaction does not wait after failures.
+        self.state.segments.values_mut().for_each(|segment| segment.retry_ms = 0);
         let mut done = self.run_housekeeping(now_ms, budget_bytes, |journal| journal.find_wasteful(until))?;
         done.more |= self.find_wasteful(until).is_some();
         match done.deferred.pop() {

@@ -15,6 +15,8 @@ use crate::writer::{SpaceClass, reach};
 
 /// Maximum number of segments removed per call. Each removal takes two syncs.
 const REMOVALS_PER_CALL_MAX: u64 = 8;
+/// Number of successive attempts to read a segment after which it counts as unreadable. An error may pass.
+const READ_ATTEMPTS_MAX: u8 = 3;
 
 /// Result of one call of [`Journal::maintain`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -34,7 +36,7 @@ pub struct Maintenance {
     pub lost: Vec<u64>,
     /// Keys of definitions that turned out to be unreadable. They are lost; raise an alarm.
     pub lost_definitions: Vec<Vec<u8>>,
-    /// Files that could not be removed, renamed or replaced. Nothing is lost; it is tried again ten seconds later.
+    /// Files that could not be read, removed, renamed or replaced. Nothing is lost; it is tried again ten seconds later.
     pub deferred: Vec<JournalError>,
     /// More work is possible immediately: call again soon.
     pub more: bool,
@@ -144,7 +146,7 @@ impl<S: Storage> Journal<S> {
         self.state.segments.range(..self.first_open()).find_map(|(&number, segment)| {
             let dead = segment.needed_bytes() == 0
                 && !segment.must_stay()
-                && segment.removal_retry_ms <= self.house_ms
+                && segment.retry_ms <= self.house_ms
                 && Some(number) != moving;
             (dead && !self.state.is_pinned(number)).then_some(number)
         })
@@ -172,7 +174,7 @@ impl<S: Storage> Journal<S> {
         let qualifies =
             |segment: &Segment, needed| (segment.damaged || worth(segment, needed)) && affordable(needed);
         self.state.segments.range(..self.first_open().min(until)).find_map(|(&number, segment)| {
-            let is_due = segment.removal_retry_ms <= self.house_ms && !segment.must_stay();
+            let is_due = segment.retry_ms <= self.house_ms && !segment.must_stay();
             // The bytes of live records are known at once, and those of settlements take a walk over all older segments.
             let selected = is_due
                 && qualifies(segment, segment.needed_bytes())
@@ -195,14 +197,11 @@ impl<S: Storage> Journal<S> {
             // Says nothing about the segment; the next call tries again.
             Err(JournalError::Full { .. }) => return None,
             Err(error) => {
-                self.storage.report_damage(&format::segment_name(number), &error.to_string()).ok()?;
-                self.state.segments.entry(number).and_modify(|segment| {
-                    segment.damaged = true;
-                    segment.unreadable = true;
-                });
+                self.postpone_relocation(number, error, done);
                 return None;
             }
         };
+        self.state.segments.entry(number).and_modify(|segment| segment.failed_reads = 0);
         let found = scan(&bytes, self.identity, number, Some(end));
         if !found.gaps.is_empty() {
             self.storage.report_damage(&format::segment_name(number), "checksum mismatch").ok()?;
@@ -216,6 +215,23 @@ impl<S: Storage> Journal<S> {
             }
         }
         Some(Relocation { segment: number, bytes, records: found.records, next: 0 })
+    }
+
+    /// Leaves a segment alone that could not be read, for some time at first. After several attempts it stays until the next
+    /// opening, which reports what is lost.
+    fn postpone_relocation(&mut self, number: u32, error: JournalError, done: &mut Maintenance) {
+        let retry_ms = self.house_ms.saturating_add(RETRY_MS);
+        let Some(segment) = self.state.segments.get_mut(&number) else { return };
+        segment.retry_ms = retry_ms;
+        segment.failed_reads += 1;
+        if segment.failed_reads < READ_ATTEMPTS_MAX {
+            return done.deferred.push(error);
+        }
+        segment.failed_reads = 0;
+        if self.storage.report_damage(&format::segment_name(number), &error.to_string()).is_ok() {
+            (segment.damaged, segment.unreadable) = (true, true);
+            done.damaged.push(number);
+        }
     }
 
     fn continue_relocation(&mut self, budget: usize, done: &mut Maintenance) -> Result<(), JournalError> {
@@ -305,7 +321,7 @@ impl<S: Storage> Journal<S> {
         if let Err(error) = gone {
             done.deferred.push(JournalError::io("removing", &name, &error));
             let retry_ms = self.house_ms.saturating_add(RETRY_MS);
-            self.state.segments.entry(number).and_modify(|segment| segment.removal_retry_ms = retry_ms);
+            self.state.segments.entry(number).and_modify(|segment| segment.retry_ms = retry_ms);
             return Ok(());
         }
         self.sync_directory()?;

@@ -37,13 +37,13 @@ impl<S: Storage> Journal<S> {
     /// remove these files, so call [`Self::pin`] before anything else.
     ///
     /// # Errors
-    /// - [`JournalError::Io`]: a segment could not be read when the journal was opened, so a copy would be incomplete. The
+    /// - [`JournalError::Io`]: the disk could not read a segment, at the opening or later, so a copy would be incomplete. The
     ///   journal continues to work.
     /// - Any other error: the journal has failed.
     pub fn snapshot(&mut self) -> Result<Snapshot, JournalError> {
         self.check_failed()?;
         if let Some(number) = self.state.segments.iter().find(|(_, segment)| segment.unreadable) {
-            let refused = std::io::Error::other("the disk could not read it when the journal was opened");
+            let refused = std::io::Error::other("the disk could not read it");
             return Err(JournalError::io("reading", &format::segment_name(*number.0), &refused));
         }
         match self.write() {

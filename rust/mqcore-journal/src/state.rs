@@ -50,8 +50,11 @@ pub(crate) struct Segment {
     pub(crate) unreported: bool,
     /// No other segment recorded where this unreadable one ends.
     pub(crate) end_unknown: bool,
-    /// The file could not be removed; housekeeping leaves it alone until this time, in milliseconds. 0: no attempt failed.
-    pub(crate) removal_retry_ms: u64,
+    /// The file could not be read or removed; housekeeping leaves it alone until this time, in milliseconds. 0: no attempt
+    /// failed.
+    pub(crate) retry_ms: u64,
+    /// Number of successive attempts of housekeeping to read the file that failed.
+    pub(crate) failed_reads: u8,
 }
 
 impl Segment {

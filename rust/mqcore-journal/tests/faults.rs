@@ -399,6 +399,58 @@ fn failed_removal_is_reported_and_retried_and_the_journal_stays_healthy() {
     assert!(removed > 1 && disk.files().len() < before, "{removed} removed");
 }
 
+/// A journal of several segments, of which the first one has few live records.
+fn with_sparse_segment(disk: &MemoryStorage) -> Journal<MemoryStorage> {
+    let (mut journal, _) = Journal::open(disk.clone(), small(), &mut |_, _| {}).unwrap();
+    for sequence in 1..100 {
+        journal.put(sequence, 1, &[&[1; 100]]).unwrap();
+    }
+    journal.settle(&(3..29).collect::<Vec<u64>>()).unwrap();
+    journal.write().unwrap();
+    journal.sync().unwrap();
+    journal
+}
+
+#[test]
+fn error_while_housekeeping_reads_a_segment_is_reported_and_the_read_is_repeated() {
+    let disk = MemoryStorage::new(1);
+    let mut journal = with_sparse_segment(&disk);
+    let first = journal.stats().segments[0].number;
+    disk.inject(StorageCall::Read, 0, Fault::Error, false);
+    let done = journal.maintain(0, 1 << 20).unwrap();
+    assert_eq!(disk.fault_count(), 1);
+    assert!(matches!(&done.deferred[..], [JournalError::Io { doing: "reading", .. }]), "{done:?}");
+    assert_eq!((done.damaged, journal.stats().quarantined), (vec![], 0));
+    disk.clear_faults();
+    journal.snapshot().unwrap();
+    while journal.maintain(20_000, 1 << 20).unwrap().more {}
+    assert!(journal.stats().segments[0].number > first, "it was emptied and removed");
+    assert_eq!(journal.read(1).as_deref(), Ok([1; 100].as_slice()));
+}
+
+#[test]
+fn segment_that_housekeeping_repeatedly_fails_to_read_is_reported_as_damaged_and_left_alone() {
+    let disk = MemoryStorage::new(1);
+    let mut journal = with_sparse_segment(&disk);
+    let first = journal.stats().segments[0].number;
+    disk.inject(StorageCall::Read, 0, Fault::Error, true);
+    let (mut deferred, mut damaged) = (0, Vec::new());
+    for round in 0..10 {
+        let done = journal.maintain(round * 20_000, 1 << 20).unwrap();
+        deferred += done.deferred.len();
+        damaged.extend(done.damaged);
+    }
+    assert_eq!((deferred, damaged), (2, vec![first]));
+    assert!(journal.snapshot().is_err(), "a copy would be incomplete");
+    disk.clear_faults();
+    while journal.maintain(1_000_000, 1 << 20).unwrap().more {}
+    assert_eq!(journal.stats().segments[0].number, first);
+    journal.close().unwrap();
+    let (journal, recovered) = Journal::open(disk, small(), &mut |_, _| {}).unwrap();
+    assert!(!recovered.report.is_alarming(), "{}", recovered.report);
+    assert_eq!(journal.live().count(), 73);
+}
+
 #[test]
 fn missing_file_descriptors_refuse_records_until_there_are_some() {
     let disk = MemoryStorage::new(1);

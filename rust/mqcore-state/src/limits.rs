@@ -258,7 +258,7 @@ impl<S: Storage> LimitJournal<S> {
         let done = self.journal.maintain(now.0 / 1_000_000, HOUSEKEEPING_BYTES)?;
         self.damaged.extend(done.damaged);
         for error in done.deferred {
-            tracing::warn!(%error, "cannot remove a segment of the journal of rate limits; trying again later");
+            tracing::warn!(%error, "cannot read or remove a segment of the journal of rate limits; trying again later");
         }
         let mut saved = 0;
         // A crash may lose the end of what is written. The time goes first, so that no entry is newer than it.

@@ -409,8 +409,10 @@ impl JournalThread {
                     self.send(Urgent::RecordsLost(loss.refusal().into()));
                 }
                 for error in done.deferred {
-                    self.hub.counters.journal.failed_removals.add(1);
-                    tracing::warn!(shard = self.shard, %error, "cannot remove or replace a file of the journal; nothing is lost, trying again later");
+                    if !matches!(error, JournalError::Io { doing: "reading", .. }) {
+                        counters.failed_removals.add(1);
+                    }
+                    tracing::warn!(shard = self.shard, %error, "cannot read, remove or replace a file of the journal; nothing is lost, trying again later");
                 }
             }
             Err(JournalError::Full { .. }) => {}
