@@ -336,7 +336,8 @@ impl<S: Storage> Journal<S> {
     /// buffered records.
     ///
     /// # Errors
-    /// The same as [`Self::write`].
+    /// The same as [`Self::write`]. [`JournalError::Full`] also if there is no space for another segment; then nothing has
+    /// changed, and records go to the current one.
     pub fn seal_notes(&mut self, time_ms: u64) -> Result<(), JournalError> {
         self.check_failed()?;
         let old = |segment: &Segment| segment.notes > 0 && segment.oldest_note_ms < time_ms;
@@ -344,7 +345,13 @@ impl<S: Storage> Journal<S> {
         if self.condition != Condition::Healthy || !last.is_some_and(old) {
             return Ok(());
         }
-        self.roll(0)?;
+        if let Err(error) = self.roll(0) {
+            if self.shortage().is_some() {
+                // No record needs another segment yet.
+                self.condition = Condition::Healthy;
+            }
+            return Err(error);
+        }
         self.write()
     }
 

@@ -51,6 +51,23 @@ fn settlements_use_the_reserve_from_the_moment_that_the_disk_is_full() {
 }
 
 #[test]
+fn journal_without_room_for_another_segment_still_accepts_what_fits_the_current_one() {
+    let (disk, mut journal) = opened();
+    journal.put(0, 1, &[b"small"]).unwrap();
+    journal.note(1, b"noted").unwrap();
+    commit(&mut journal);
+    disk.set_capacity(Some(disk.files().values().map(|bytes| bytes.len() as u64).sum()));
+    assert!(matches!(journal.seal_notes(2), Err(JournalError::Full { .. })));
+    assert_eq!(journal.health(), Health::Healthy);
+    journal.put(1, 1, &[b"small"]).unwrap();
+    commit(&mut journal);
+    assert!(journal.sealed_notes().sealed.is_empty());
+    disk.set_capacity(None);
+    journal.seal_notes(2).unwrap();
+    assert_eq!(journal.sealed_notes().sealed.len(), 1);
+}
+
+#[test]
 fn settling_or_touching_a_settled_record_writes_nothing() {
     let (_, mut journal) = opened();
     for sequence in 0..10 {
