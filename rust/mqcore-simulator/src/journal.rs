@@ -58,7 +58,7 @@ pub(crate) struct JournalTask {
     /// Events for the shard.
     pub(crate) events: Vec<Urgent>,
     pub(crate) reads: Vec<BodyRead>,
-    waiting: Vec<Record>,
+    waiting: VecDeque<Record>,
     settled: Vec<u64>,
     /// Segments in which housekeeping found damage.
     pub(crate) damaged: Vec<u32>,
@@ -80,7 +80,7 @@ impl JournalTask {
             pending: VecDeque::new(),
             events: Vec::new(),
             reads: Vec::new(),
-            waiting: Vec::new(),
+            waiting: VecDeque::new(),
             settled: Vec::new(),
             damaged: Vec::new(),
             last: Sequence(0),
@@ -172,7 +172,7 @@ impl JournalTask {
                 continue;
             }
             if !self.waiting.is_empty() && !record.is_put() {
-                self.waiting.push(record);
+                self.waiting.push_back(record);
                 continue;
             }
             match self.append(sequence, &record) {
@@ -180,7 +180,7 @@ impl JournalTask {
                 Err(JournalError::Full { shortage, .. }) => {
                     self.refuse(WriterState::Full, shortage.as_str());
                     if !record.is_put() {
-                        self.waiting.push(record);
+                        self.waiting.push_back(record);
                     }
                 }
                 Err(error) => self.fail(&error),
@@ -258,11 +258,10 @@ impl JournalTask {
             return;
         }
         self.keep_house(now_ms);
-        while let Some(record) = self.waiting.first() {
-            let record = record.clone();
+        while let Some(record) = self.waiting.pop_front() {
             match self.append(Sequence(0), &record) {
-                Ok(()) => drop(self.waiting.remove(0)),
-                Err(JournalError::Full { .. }) => return,
+                Ok(()) => {}
+                Err(JournalError::Full { .. }) => return self.waiting.push_front(record),
                 Err(error) => return self.fail(&error),
             }
         }

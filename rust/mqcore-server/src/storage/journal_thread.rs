@@ -4,6 +4,7 @@
 //! that, and notifies the shard. Records that arrive during a sync form the next batch: batches grow with the load, and no timer
 //! delays a confirmation.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Weak};
@@ -55,7 +56,7 @@ pub(super) struct JournalThread {
     /// Events for the shard.
     sender: WakeSender<Urgent>,
     /// Records that found no disk space and must not be lost: all but messages, whose publishers were rejected.
-    waiting: Vec<Record>,
+    waiting: VecDeque<Record>,
     /// Messages dequeued since the last commit.
     settled: Vec<u64>,
     /// The latest record taken.
@@ -90,7 +91,7 @@ impl JournalThread {
             reader,
             hub,
             sender,
-            waiting: Vec::new(),
+            waiting: VecDeque::new(),
             settled: Vec::new(),
             last: Sequence(0),
             state: WriterState::Healthy,
@@ -164,7 +165,7 @@ impl JournalThread {
             }
             if !self.waiting.is_empty() && !record.is_put() {
                 // After those that wait: a definition must not overtake an older one.
-                self.waiting.push(record);
+                self.waiting.push_back(record);
                 continue;
             }
             match self.append(sequence, &record) {
@@ -172,7 +173,7 @@ impl JournalThread {
                 Err(JournalError::Full { shortage, .. }) => {
                     self.refuse(WriterState::Full, shortage.as_str());
                     if !record.is_put() {
-                        self.waiting.push(record);
+                        self.waiting.push_back(record);
                     }
                 }
                 Err(error) => self.fail(&error),
@@ -337,13 +338,10 @@ impl JournalThread {
         }
         // Segments without live records may fill the disk.
         self.keep_house();
-        while let Some(record) = self.waiting.first() {
-            let record = record.clone();
+        while let Some(record) = self.waiting.pop_front() {
             match self.append(Sequence(0), &record) {
-                Ok(()) => {
-                    self.waiting.remove(0);
-                }
-                Err(JournalError::Full { .. }) => return,
+                Ok(()) => {}
+                Err(JournalError::Full { .. }) => return self.waiting.push_front(record),
                 Err(error) => return self.fail(&error),
             }
         }
@@ -423,126 +421,4 @@ impl JournalThread {
 }
 
 #[cfg(test)]
-mod tests {
-    use mqcore_replication::storage::DataFiles;
-    use std::sync::atomic::AtomicU64;
-    use std::sync::mpsc::channel;
-
-    use mqcore_broker::model::options::QueueChanges;
-    use mqcore_broker::model::placement::Placement;
-    use mqcore_limiter::time::Nanos;
-    use mqcore_session::any::SharedState;
-    use mqcore_session::protocol::ServerParts;
-    use mqcore_wire::codec::Limits;
-
-    use super::*;
-    use crate::attention::state::AttentionState;
-    use crate::authority::config::AuthorityConfig;
-    use crate::authority::state::Authority;
-    use crate::config::{ClockConfig, Config};
-    use crate::hub::SessionTerms;
-    use crate::limits;
-    use crate::net::guard::Guard;
-    use crate::net::input_budget::InputBudgets;
-    use crate::net::registry::Registry;
-    use crate::net::tls::Tls;
-    use crate::runtime::clock::Clock;
-    use crate::runtime::shutdown::Shutdown;
-    use crate::runtime::spares::{SpareBytes, SpareCommands};
-    use crate::runtime::waker::wake_channel;
-    use crate::shard::inbox::{self, ShardInbox};
-    use crate::stats::counters::Counters;
-    use crate::stats::failures::Failures;
-    use crate::stats::totals::TotalsHistory;
-    use crate::storage::backup::BackupDesk;
-    use crate::storage::data_dir::DataDir;
-
-    fn hub() -> (Arc<Hub>, ShardInbox) {
-        let limiter = limits::store(&Config::default());
-        let schedules = crate::schedules::port::SchedulePort::new();
-        let shared = SharedState::new(&ServerParts {
-            limiter: Arc::clone(&limiter),
-            started: Nanos(0),
-            extension_names: Arc::default(),
-            job_policy: None,
-            schedules: Arc::new(schedules.clone()),
-            jobs: Arc::new(schedules.clone()),
-            patterns_max: 1,
-        });
-        let (handle, inbox) = inbox::channel();
-        let patience = Duration::from_secs(1);
-        let hub = Hub {
-            clock: Clock::new(ClockConfig::System),
-            counters: Counters::default(),
-            failures: Failures::default(),
-            attention: AttentionState::default(),
-            totals: TotalsHistory::default(),
-            tls: Tls::new(1, patience),
-            input: InputBudgets::new(1 << 20, 1 << 20),
-            registry: Registry::new(1, 1, 1),
-            authority: Authority::open(&AuthorityConfig::default(), (None, &DataFiles::Local), None).unwrap(),
-            nodes: None,
-            cluster: None,
-            shards: [handle].into(),
-            placement: Placement::unkeyed(1),
-            shutdown: Shutdown::new(),
-            session: SessionTerms {
-                limits: Limits::default(),
-                login_bytes_max: 1 << 16,
-                answer_bytes_max: 1 << 23,
-                handshake_timeout: patience,
-                ping_interval: patience,
-                pong_timeout: patience,
-            },
-            spare_commands: SpareCommands::new(),
-            spare_bytes: SpareBytes::new(),
-            runtime: tokio::runtime::Handle::current(),
-            backups: BackupDesk::new(1, Vec::new(), None),
-            activity: AtomicU64::new(0),
-            guard: Guard::default(),
-            limiter,
-            unsaved: Arc::default(),
-            shared,
-            job_queues: QueueChanges::default(),
-            extensions: None,
-            spans: None,
-            schedules,
-            scheduling: mqcore_state::schedules::publisher::client(),
-        };
-        (Arc::new(hub), inbox)
-    }
-
-    #[tokio::test]
-    async fn space_that_is_back_is_found_while_consumers_keep_the_journal_busy() {
-        let scratch = tempfile::TempDir::new().unwrap();
-        let directory = DataDir::open(scratch.path(), 1, DataFiles::Local).unwrap();
-        let journal = directory.open_shard(0, 0, &mut |_, _| {}).unwrap().journal;
-        let (hub, _inbox) = hub();
-        let (sender, mut events) = wake_channel().unwrap();
-        let reader = BodyReader::start(0, &hub).unwrap();
-        let history = HistoryTerms::new(None, 1, None);
-        let mut writer = JournalThread::new(0, journal, reader, Arc::clone(&hub), sender, history);
-        writer.refuse(WriterState::Full, "the disk was full a moment ago");
-        let (batches, receiver) = channel();
-        let thread = std::thread::spawn(move || writer.run(&receiver));
-        assert!(matches!(events.drain().next(), Some(Urgent::StorageRefuses(_))));
-        let limit = Instant::now() + Duration::from_secs(5);
-        let accepted = loop {
-            // The thread is never idle here: an idle thread finds the space in another way.
-            batches
-                .send(JournalBatch {
-                    records: vec![(Sequence(2), Record::Settle(Sequence(1)))],
-                    ..JournalBatch::default()
-                })
-                .unwrap();
-            match events.drain().next() {
-                Some(word) => break matches!(word, Urgent::StorageAccepts),
-                None if Instant::now() > limit => break false,
-                None => tokio::time::sleep(IDLE / 20).await,
-            }
-        };
-        drop(batches);
-        thread.join().unwrap();
-        assert!(accepted, "publishers stay refused for as long as consumers work");
-    }
-}
+mod tests;
