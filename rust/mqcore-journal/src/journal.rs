@@ -207,9 +207,22 @@ impl<S: Storage> Journal<S> {
     /// # Errors
     /// The same as [`Self::settle`], and [`JournalError::TooLarge`].
     pub fn touch(&mut self, sequence: u64, payload: &[u8]) -> Result<(), JournalError> {
+        self.touch_within(SpaceClass::Essential, sequence, payload)
+    }
+
+    /// Like [`Self::touch`], but takes nothing of the reserve for settlements. A caller that touches each record before it
+    /// settles it would use up the reserve before housekeeping can remove a segment.
+    ///
+    /// # Errors
+    /// The same as [`Self::put`], except [`JournalError::Order`].
+    pub fn touch_outside_reserve(&mut self, sequence: u64, payload: &[u8]) -> Result<(), JournalError> {
+        self.touch_within(SpaceClass::Publish, sequence, payload)
+    }
+
+    fn touch_within(&mut self, class: SpaceClass, sequence: u64, payload: &[u8]) -> Result<(), JournalError> {
         self.check_failed()?;
         if self.state.puts.contains(sequence) {
-            self.emit(SpaceClass::Essential, RecordKind::Touch, &sequence.to_le_bytes(), &[payload])?;
+            self.emit(class, RecordKind::Touch, &sequence.to_le_bytes(), &[payload])?;
         }
         Ok(())
     }

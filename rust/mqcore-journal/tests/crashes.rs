@@ -212,7 +212,11 @@ impl Run {
             50..=55 => {
                 for sequence in self.some_live() {
                     let touch = self.chance.bytes(20);
-                    let outcome = self.journal().touch(sequence, &touch);
+                    let outcome = if self.chance.below(2) == 0 {
+                        self.journal().touch(sequence, &touch)
+                    } else {
+                        self.journal().touch_outside_reserve(sequence, &touch)
+                    };
                     self.took(outcome, Asked::Touch(sequence, touch));
                 }
             }

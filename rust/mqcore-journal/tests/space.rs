@@ -51,6 +51,42 @@ fn settlements_use_the_reserve_from_the_moment_that_the_disk_is_full() {
 }
 
 #[test]
+fn touches_on_a_full_disk_leave_the_reserve_to_settlements() {
+    let (disk, mut journal) = opened();
+    let mut next = 0;
+    while journal.stats().segments.len() < 4 {
+        journal.put(next, 1, &[&[1; 100]]).unwrap();
+        next += 1;
+    }
+    commit(&mut journal);
+    // Sealed segments are a little shorter than a new one.
+    let used: u64 = disk.files().values().map(|bytes| bytes.len() as u64).sum();
+    disk.set_capacity(Some(used + 2000));
+    while journal.put(next, 1, &[&[1; 100]]).is_ok() {
+        next += 1;
+    }
+    commit(&mut journal);
+    let mut settled = 0;
+    while journal.health() == Health::Full {
+        let batch: Vec<u64> = (settled..next.min(settled + 10)).collect();
+        assert!(!batch.is_empty(), "all are settled, and the journal is still full");
+        for &sequence in &batch {
+            let touched = journal.touch_outside_reserve(sequence, &[2; 13]);
+            assert!(matches!(touched, Err(JournalError::Full { .. })), "{touched:?}");
+        }
+        journal.settle(&batch).unwrap();
+        settled += batch.len() as u64;
+        commit(&mut journal);
+        match journal.maintain(0, 1 << 20) {
+            Ok(_) | Err(JournalError::Full { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(settled < next, "{settled} of {next}");
+    journal.touch_outside_reserve(settled, &[2; 13]).unwrap();
+}
+
+#[test]
 fn journal_without_room_for_another_segment_still_accepts_what_fits_the_current_one() {
     let (disk, mut journal) = opened();
     journal.put(0, 1, &[b"small"]).unwrap();

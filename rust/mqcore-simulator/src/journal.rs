@@ -3,13 +3,13 @@
 //! Follows `storage/journal_thread.rs` and `storage/body_reader.rs` of the server. A write and its sync are two events of the
 //! agenda, so that a crash can happen between them.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use mqcore_broker::model::effect::Load;
 use mqcore_broker::model::id::Sequence;
 use mqcore_broker::model::journal_entry::JournalEntry;
 use mqcore_broker::model::options::Durability;
-use mqcore_broker::model::record::{Record, decode_put};
+use mqcore_broker::model::record::{DeliveryProgress, Record, decode_put};
 use mqcore_journal::error::{JournalError, Shortage};
 use mqcore_journal::journal::Journal;
 use mqcore_journal::reading::LocatedRecords;
@@ -59,6 +59,7 @@ pub(crate) struct JournalTask {
     pub(crate) events: Vec<Urgent>,
     pub(crate) reads: Vec<BodyRead>,
     waiting: VecDeque<Record>,
+    touches: BTreeMap<Sequence, DeliveryProgress>,
     settled: Vec<u64>,
     /// Segments in which housekeeping found damage.
     pub(crate) damaged: Vec<u32>,
@@ -81,6 +82,7 @@ impl JournalTask {
             events: Vec::new(),
             reads: Vec::new(),
             waiting: VecDeque::new(),
+            touches: BTreeMap::new(),
             settled: Vec::new(),
             damaged: Vec::new(),
             last: Sequence(0),
@@ -171,7 +173,11 @@ impl JournalTask {
             if self.state == WriterState::Failed {
                 continue;
             }
-            if !self.waiting.is_empty() && !record.is_put() {
+            if let Record::Touch(message, _) | Record::Settle(message) = &record {
+                self.touches.remove(message);
+            }
+            let is_ordered = !record.is_put() && !matches!(record, Record::Touch(..));
+            if is_ordered && !self.waiting.is_empty() {
                 self.waiting.push_back(record);
                 continue;
             }
@@ -179,7 +185,9 @@ impl JournalTask {
                 Ok(()) => {}
                 Err(JournalError::Full { shortage, .. }) => {
                     self.refuse(WriterState::Full, shortage.as_str());
-                    if !record.is_put() {
+                    if let Record::Touch(touched, progress) = record {
+                        self.touches.insert(touched, progress);
+                    } else if is_ordered {
                         self.waiting.push_back(record);
                     }
                 }
@@ -201,7 +209,9 @@ impl JournalTask {
                 self.settled.push(settled.0);
                 Ok(())
             }
-            JournalEntry::Touch(touched, progress) => self.journal.touch(touched.0, &progress),
+            JournalEntry::Touch(touched, progress) => {
+                self.journal.touch_outside_reserve(touched.0, &progress)
+            }
             JournalEntry::Define(key, value) => self.journal.define(&key, &value),
             JournalEntry::Undefine(key) => self.journal.undefine(&key),
         }
@@ -209,7 +219,7 @@ impl JournalTask {
 
     /// Writes the batch and reports that, unless a sync follows for which alone confirmations wait.
     fn write(&mut self, written: bool, sync: bool) -> AfterTake {
-        if self.state == WriterState::Failed {
+        if self.state != WriterState::Healthy {
             return AfterTake::Wait;
         }
         match self.settle().and_then(|()| self.journal.write()) {
@@ -250,6 +260,7 @@ impl JournalTask {
 
     fn fail(&mut self, error: &JournalError) {
         self.waiting.clear();
+        self.touches.clear();
         self.refuse(WriterState::Failed, &format!("the journal failed: {error}"));
     }
 
@@ -257,18 +268,15 @@ impl JournalTask {
         if self.state != WriterState::Full {
             return;
         }
-        self.keep_house(now_ms);
-        while let Some(record) = self.waiting.pop_front() {
-            match self.append(Sequence(0), &record) {
-                Ok(()) => {}
-                Err(JournalError::Full { .. }) => return self.waiting.push_front(record),
-                Err(error) => return self.fail(&error),
-            }
+        match self.write_waiting() {
+            Ok(()) | Err(JournalError::Full { .. }) => {}
+            Err(error) => return self.fail(&error),
         }
-        if self.journal.health() != Health::Healthy {
+        self.keep_house(now_ms);
+        if self.state == WriterState::Failed || self.journal.health() != Health::Healthy {
             return;
         }
-        match self.settle().and_then(|()| self.journal.write()) {
+        match self.write_waiting().and_then(|()| self.write_touches()) {
             Ok(()) => {
                 self.state = WriterState::Healthy;
                 self.events.push(Urgent::StorageAccepts);
@@ -276,6 +284,31 @@ impl JournalTask {
             Err(JournalError::Full { .. }) => {}
             Err(error) => self.fail(&error),
         }
+    }
+
+    fn write_waiting(&mut self) -> Result<(), JournalError> {
+        let mut appended = Ok(());
+        while let Some(record) = self.waiting.pop_front() {
+            appended = self.append(Sequence(0), &record);
+            if appended.is_err() {
+                self.waiting.push_front(record);
+                break;
+            }
+        }
+        let settled = self.settle();
+        self.journal.write()?;
+        self.journal.sync()?;
+        appended.and(settled)
+    }
+
+    fn write_touches(&mut self) -> Result<(), JournalError> {
+        while let Some((touched, progress)) = self.touches.pop_first() {
+            if let Err(error) = self.append(Sequence(0), &Record::Touch(touched, progress)) {
+                self.touches.insert(touched, progress);
+                return Err(error);
+            }
+        }
+        self.journal.write()
     }
 
     fn keep_house_if_due(&mut self, now: Micros, now_ms: u64) {

@@ -13,7 +13,7 @@ use mqcore_broker::model::record::decode_put;
 use mqcore_broker::model::stats::WaitingMessage;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::reading::LocatedRecords;
-use mqcore_replication::storage::DataStorage;
+use mqcore_journal::storage::Storage;
 use tokio::sync::oneshot;
 
 use crate::hub::Hub;
@@ -36,11 +36,14 @@ pub(crate) enum ReadRequest {
 
 /// A handle to the thread. When it is dropped, the thread finishes its reads and ends.
 #[derive(Debug)]
-pub(crate) struct BodyReader {
-    jobs: Sender<(ReadRequest, LocatedRecords<DataStorage>)>,
+pub(crate) struct BodyReader<S: Storage> {
+    jobs: Sender<(ReadRequest, LocatedRecords<S>)>,
 }
 
-impl BodyReader {
+impl<S: Storage + Clone + Send + 'static> BodyReader<S>
+where
+    S::File: Send + Sync,
+{
     /// Starts the thread.
     pub(crate) fn start(shard: usize, hub: &Arc<Hub>) -> std::io::Result<Self> {
         let (jobs, receiver) = channel();
@@ -52,9 +55,11 @@ impl BodyReader {
         })?;
         Ok(Self { jobs })
     }
+}
 
+impl<S: Storage + Clone> BodyReader<S> {
     /// Locates records before the journal changes, and queues the read.
-    pub(crate) fn read(&self, journal: &Journal<DataStorage>, wanted: ReadRequest) {
+    pub(crate) fn read(&self, journal: &Journal<S>, wanted: ReadRequest) {
         let sequences: Vec<u64> = match &wanted {
             ReadRequest::Load(load) => load.sequences.iter().map(|sequence| sequence.0).collect(),
             ReadRequest::Dequeued(sequence, _) => vec![sequence.0],
@@ -68,7 +73,7 @@ impl BodyReader {
     }
 }
 
-fn run(shard: usize, hub: &Hub, jobs: &Receiver<(ReadRequest, LocatedRecords<DataStorage>)>) {
+fn run<S: Storage>(shard: usize, hub: &Hub, jobs: &Receiver<(ReadRequest, LocatedRecords<S>)>) {
     while let Ok((wanted, located)) = jobs.recv() {
         match wanted {
             ReadRequest::Load(load) => bring(shard, hub, &load, &located),
@@ -93,7 +98,7 @@ fn run(shard: usize, hub: &Hub, jobs: &Receiver<(ReadRequest, LocatedRecords<Dat
 }
 
 /// Loads bodies for a queue in parts, so that the first can be delivered while the next is read.
-fn bring(shard: usize, hub: &Hub, load: &Load, located: &LocatedRecords<DataStorage>) {
+fn bring<S: Storage>(shard: usize, hub: &Hub, load: &Load, located: &LocatedRecords<S>) {
     let (mut part, mut bytes) = (Vec::new(), 0);
     each(shard, located, &mut |sequence, message| {
         bytes += message.as_ref().map_or(0, Message::memory_bytes);
@@ -114,9 +119,9 @@ fn notify(shard: usize, hub: &Hub, urgent: Urgent) {
 }
 
 /// Calls `show` for each message. A message that cannot be read is logged as an error.
-fn each(
+fn each<S: Storage>(
     shard: usize,
-    located: &LocatedRecords<DataStorage>,
+    located: &LocatedRecords<S>,
     show: &mut dyn FnMut(Sequence, Option<Message>),
 ) {
     located.read(&mut |sequence, payload| {

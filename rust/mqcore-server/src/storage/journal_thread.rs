@@ -4,7 +4,7 @@
 //! that, and notifies the shard. Records that arrive during a sync form the next batch: batches grow with the load, and no timer
 //! delays a confirmation.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Weak};
@@ -15,12 +15,12 @@ use mqcore_broker::history::packing::Packer;
 use mqcore_broker::model::id::Sequence;
 use mqcore_broker::model::journal_entry::JournalEntry;
 use mqcore_broker::model::options::Durability;
-use mqcore_broker::model::record::Record;
+use mqcore_broker::model::record::{DeliveryProgress, Record};
 use mqcore_journal::error::{JournalError, Shortage};
 use mqcore_journal::journal::Journal;
 use mqcore_journal::notes::NoteInventory;
 use mqcore_journal::stats::Health;
-use mqcore_replication::storage::DataStorage;
+use mqcore_journal::storage::Storage;
 
 use crate::hub::Hub;
 use crate::runtime::waker::WakeSender;
@@ -42,21 +42,26 @@ const HOUSEKEEPING_BYTES: usize = 4 * 1024 * 1024;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WriterState {
     Healthy,
-    /// No disk space or no file descriptor: settlements wait, messages are rejected, and the thread keeps retrying.
+    /// No disk space or no file descriptor: messages are rejected, nothing is confirmed, and the thread keeps retrying.
     Full,
     /// A write or sync failed. Nothing is written until the journal is opened again at the next start.
     Failed,
 }
 
-pub(super) struct JournalThread {
+pub(super) struct JournalThread<S: Storage> {
     shard: usize,
-    journal: Journal<DataStorage>,
-    reader: BodyReader,
+    journal: Journal<S>,
+    /// Whether the files of the journal are on all members of a group.
+    is_replicated: bool,
+    reader: BodyReader<S>,
     hub: Arc<Hub>,
     /// Events for the shard.
     sender: WakeSender<Urgent>,
-    /// Records that found no disk space and must not be lost: all but messages, whose publishers were rejected.
+    /// Records that found no disk space and must not be lost, in order: all but messages, whose publishers were rejected, and
+    /// touches.
     waiting: VecDeque<Record>,
+    /// The latest touch of each unsettled message that found no disk space. No other record depends on it.
+    touches: BTreeMap<Sequence, DeliveryProgress>,
     /// Messages dequeued since the last commit.
     settled: Vec<u64>,
     /// The latest record taken.
@@ -76,11 +81,12 @@ pub(super) struct JournalThread {
     offered: Option<NoteInventory>,
 }
 
-impl JournalThread {
+impl<S: Storage + Clone> JournalThread<S> {
     pub(super) fn new(
         shard: usize,
-        journal: Journal<DataStorage>,
-        reader: BodyReader,
+        journal: Journal<S>,
+        is_replicated: bool,
+        reader: BodyReader<S>,
         hub: Arc<Hub>,
         sender: WakeSender<Urgent>,
         history: HistoryTerms,
@@ -88,10 +94,12 @@ impl JournalThread {
         Self {
             shard,
             journal,
+            is_replicated,
             reader,
             hub,
             sender,
             waiting: VecDeque::new(),
+            touches: BTreeMap::new(),
             settled: Vec::new(),
             last: Sequence(0),
             state: WriterState::Healthy,
@@ -142,10 +150,24 @@ impl JournalThread {
             }
         }
         self.retry();
+        self.report_unwritten();
         if self.state != WriterState::Failed
             && let Err(error) = self.journal.close()
         {
             tracing::error!(shard = self.shard, %error, "cannot close the journal; the next start reads it in full");
+        }
+    }
+
+    /// Tells what the next start will not know, because the disk is full until the end.
+    fn report_unwritten(&self) {
+        let (records, touches) = (self.waiting.len() + self.settled.len(), self.touches.len());
+        if self.state == WriterState::Full && records + touches > 0 {
+            tracing::error!(
+                shard = self.shard,
+                records,
+                touches,
+                "the disk is full to the end: the next start delivers some messages again that consumers have settled"
+            );
         }
     }
 
@@ -163,7 +185,12 @@ impl JournalThread {
             if self.state == WriterState::Failed {
                 continue;
             }
-            if !self.waiting.is_empty() && !record.is_put() {
+            // This record replaces a touch of the same message.
+            if let Record::Touch(message, _) | Record::Settle(message) = &record {
+                self.touches.remove(message);
+            }
+            let is_ordered = !record.is_put() && !matches!(record, Record::Touch(..));
+            if is_ordered && !self.waiting.is_empty() {
                 // After those that wait: a definition must not overtake an older one.
                 self.waiting.push_back(record);
                 continue;
@@ -172,7 +199,9 @@ impl JournalThread {
                 Ok(()) => {}
                 Err(JournalError::Full { shortage, .. }) => {
                     self.refuse(WriterState::Full, shortage.as_str());
-                    if !record.is_put() {
+                    if let Record::Touch(touched, progress) = record {
+                        self.touches.insert(touched, progress);
+                    } else if is_ordered {
                         self.waiting.push_back(record);
                     }
                 }
@@ -251,7 +280,11 @@ impl JournalThread {
                 self.settled.push(settled.0);
                 Ok(())
             }
-            JournalEntry::Touch(touched, progress) => self.journal.touch(touched.0, &progress),
+            // A crash may set back the progress of deliveries. Settlements need the reserve: they leave segments without
+            // live records.
+            JournalEntry::Touch(touched, progress) => {
+                self.journal.touch_outside_reserve(touched.0, &progress)
+            }
             JournalEntry::Define(key, value) => self.journal.define(&key, &value),
             JournalEntry::Undefine(key) => self.journal.undefine(&key),
         }
@@ -260,12 +293,15 @@ impl JournalThread {
     /// Writes the batch, syncs it if a confirmation waits for that, and notifies the shard: once, or twice if
     /// confirmations wait for each of the two levels. Synced records are also written, and a separate wake-up for the
     /// lower level would cost the shard a run while the disk works.
+    ///
+    /// On a full disk nothing is confirmed, and [`Self::retry`] writes several batches together: one record with many
+    /// settlements takes less of the space reserved for them than many records.
     fn commit(&mut self, written: bool, sync: bool) {
-        if self.state == WriterState::Failed {
+        if self.state != WriterState::Healthy {
             return;
         }
         // In a cluster, a write is in the memory of this node until a majority has it: it does not survive another leader.
-        let (written, sync) = if self.is_replicated() { (false, written || sync) } else { (written, sync) };
+        let (written, sync) = if self.is_replicated { (false, written || sync) } else { (written, sync) };
         match self.settle().and_then(|()| self.journal.write()) {
             Ok(()) if sync && !written => {}
             Ok(()) => self.report_committed(Durability::Os),
@@ -285,10 +321,6 @@ impl JournalThread {
             }
             Err(error) => self.fail(&error),
         }
-    }
-
-    fn is_replicated(&self) -> bool {
-        matches!(self.journal.storage(), DataStorage::Replicated(_))
     }
 
     /// Runs after all messages of the batch, some of which may be among them. Settlements without disk space stay for
@@ -325,30 +357,28 @@ impl JournalThread {
 
     fn fail(&mut self, error: &JournalError) {
         self.waiting.clear();
+        self.touches.clear();
         self.refuse(
             WriterState::Failed,
             &format!("the journal failed, check the disk and restart the broker: {error}"),
         );
     }
 
-    /// Retries to write what waits for disk space.
+    /// Writes what waits for disk space, and accepts messages again if there is some.
     fn retry(&mut self) {
         if self.state != WriterState::Full {
             return;
         }
-        // Segments without live records may fill the disk.
-        self.keep_house();
-        while let Some(record) = self.waiting.pop_front() {
-            match self.append(Sequence(0), &record) {
-                Ok(()) => {}
-                Err(JournalError::Full { .. }) => return self.waiting.push_front(record),
-                Err(error) => return self.fail(&error),
-            }
+        match self.write_waiting() {
+            Ok(()) | Err(JournalError::Full { .. }) => {}
+            Err(error) => return self.fail(&error),
         }
-        if self.journal.health() != Health::Healthy {
+        // Settlements leave segments without live records, which may fill the disk.
+        self.keep_house();
+        if self.state == WriterState::Failed || self.journal.health() != Health::Healthy {
             return;
         }
-        match self.settle().and_then(|()| self.journal.write()) {
+        match self.write_waiting().and_then(|()| self.write_touches()) {
             Ok(()) => {
                 self.state = WriterState::Healthy;
                 tracing::warn!(shard = self.shard, "the journal accepts messages again");
@@ -357,6 +387,32 @@ impl JournalThread {
             Err(JournalError::Full { .. }) => {}
             Err(error) => self.fail(&error),
         }
+    }
+
+    /// Writes and syncs all records that wait, or those for which there is space.
+    fn write_waiting(&mut self) -> Result<(), JournalError> {
+        let mut appended = Ok(());
+        while let Some(record) = self.waiting.pop_front() {
+            appended = self.append(Sequence(0), &record);
+            if appended.is_err() {
+                self.waiting.push_front(record);
+                break;
+            }
+        }
+        let settled = self.settle();
+        self.journal.write()?;
+        self.journal.sync()?;
+        appended.and(settled)
+    }
+
+    fn write_touches(&mut self) -> Result<(), JournalError> {
+        while let Some((touched, progress)) = self.touches.pop_first() {
+            if let Err(error) = self.append(Sequence(0), &Record::Touch(touched, progress)) {
+                self.touches.insert(touched, progress);
+                return Err(error);
+            }
+        }
+        self.journal.write()
     }
 
     /// Offers the archiver what it may read, and releases archived history in the journal.

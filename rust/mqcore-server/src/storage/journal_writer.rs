@@ -41,11 +41,13 @@ impl JournalWriter {
         history: HistoryTerms,
     ) -> std::io::Result<Self> {
         journal.retain_notes(history.age_ms, Some(history.bytes));
+        let is_replicated = matches!(journal.storage(), DataStorage::Replicated(_));
         let alive = VitalGuard::from(hub.shutdown.enter());
         let reader = BodyReader::start(shard, hub)?;
         let (batches, receiver) = channel();
         let (sender, events) = wake_channel()?;
-        let writer = JournalThread::new(shard, journal, reader, Arc::clone(hub), sender, history);
+        let writer =
+            JournalThread::new(shard, journal, is_replicated, reader, Arc::clone(hub), sender, history);
         let pending = writer.pending_history();
         std::thread::Builder::new().name(format!("mqcore-journal-{shard}")).spawn(move || {
             writer.run(&receiver);

@@ -1,10 +1,15 @@
-use mqcore_replication::storage::DataFiles;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::channel;
 
+use mqcore_broker::model::id::{ChannelName, MessageNumber, QueueAddress};
+use mqcore_broker::model::message::{Message, Properties};
 use mqcore_broker::model::options::QueueChanges;
 use mqcore_broker::model::placement::Placement;
+use mqcore_broker::model::time::Timestamp;
+use mqcore_journal::options::Options;
+use mqcore_journal::storage::MemoryStorage;
 use mqcore_limiter::time::Nanos;
+use mqcore_replication::storage::{DataFiles, DataStorage};
 use mqcore_session::any::SharedState;
 use mqcore_session::protocol::ServerParts;
 use mqcore_wire::codec::Limits;
@@ -86,21 +91,81 @@ fn hub() -> (Arc<Hub>, ShardInbox) {
     (Arc::new(hub), inbox)
 }
 
-/// A thread with the journal of this data directory.
-fn writer(scratch: &tempfile::TempDir, hub: &Arc<Hub>) -> (JournalThread, WakeReceiver<Urgent>) {
-    let directory = DataDir::open(scratch.path(), 1, DataFiles::Local).unwrap();
-    let journal = directory.open_shard(0, 0, &mut |_, _| {}).unwrap().journal;
+/// A thread that writes this journal.
+fn writer<S>(journal: Journal<S>, hub: &Arc<Hub>) -> (JournalThread<S>, WakeReceiver<Urgent>)
+where
+    S: Storage + Clone + Send + 'static,
+    S::File: Send + Sync,
+{
     let (sender, events) = wake_channel().unwrap();
     let reader = BodyReader::start(0, hub).unwrap();
     let history = HistoryTerms::new(None, 1, None);
-    (JournalThread::new(0, journal, reader, Arc::clone(hub), sender, history), events)
+    (JournalThread::new(0, journal, false, reader, Arc::clone(hub), sender, history), events)
+}
+
+/// The journal of the first shard in a data directory.
+fn shard_journal(scratch: &tempfile::TempDir) -> Journal<DataStorage> {
+    let directory = DataDir::open(scratch.path(), 1, DataFiles::Local).unwrap();
+    directory.open_shard(0, 0, &mut |_, _| {}).unwrap().journal
+}
+
+/// A journal of small segments.
+fn journal(disk: &MemoryStorage) -> Journal<MemoryStorage> {
+    let options = Options { segment_bytes: 12_800, identity: 77, ..Options::default() };
+    Journal::open(disk.clone(), options, &mut |_, _| {}).unwrap().0
+}
+
+fn message(body: &[u8]) -> Record {
+    let queue = QueueAddress { channel: ChannelName::new("queue").unwrap(), id: 0 };
+    Record::Put {
+        queue: Arc::new(queue),
+        message: Message::from_parts(b"", b"", body, Properties::default(), None),
+        received: Timestamp(0),
+        number: MessageNumber(0),
+    }
+}
+
+fn touch(message: u64) -> Record {
+    Record::Touch(Sequence(message), DeliveryProgress { attempts: 1, ..DeliveryProgress::default() })
+}
+
+/// Lets the thread write records, whose sequences follow `last`, as one batch.
+fn write<S: Storage + Clone>(writer: &mut JournalThread<S>, last: &mut u64, records: Vec<Record>) {
+    let number = |record| {
+        *last += 1;
+        (Sequence(*last), record)
+    };
+    let records = records.into_iter().map(number).collect();
+    writer.take(JournalBatch { records, ..JournalBatch::default() });
+    writer.commit(true, true);
+}
+
+/// Saves messages until `segments` segments exist, and returns the number of the last one.
+fn fill(writer: &mut JournalThread<MemoryStorage>, segments: usize) -> u64 {
+    let mut last = 0;
+    while writer.journal.stats().segments.len() < segments {
+        write(writer, &mut last, vec![message(&[1; 60])]);
+    }
+    last
+}
+
+/// Saves messages until the disk is full, and returns the number of the last record.
+fn fill_disk(writer: &mut JournalThread<MemoryStorage>, disk: &MemoryStorage) -> u64 {
+    let mut last = fill(writer, 4);
+    // Sealed segments are a little shorter than a new one: the removal of one makes room for another.
+    let used: u64 = disk.files().values().map(|bytes| bytes.len() as u64).sum();
+    disk.set_capacity(Some(used + 2000));
+    while writer.state == WriterState::Healthy {
+        write(writer, &mut last, vec![message(&[1; 60])]);
+    }
+    last
 }
 
 #[tokio::test]
 async fn space_that_is_back_is_found_while_consumers_keep_the_journal_busy() {
     let scratch = tempfile::TempDir::new().unwrap();
     let (hub, _inbox) = hub();
-    let (mut writer, mut events) = writer(&scratch, &hub);
+    let (mut writer, mut events) = writer(shard_journal(&scratch), &hub);
     writer.refuse(WriterState::Full, "the disk was full a moment ago");
     let (batches, receiver) = channel();
     let thread = std::thread::spawn(move || writer.run(&receiver));
@@ -129,11 +194,59 @@ async fn space_that_is_back_is_found_while_consumers_keep_the_journal_busy() {
 async fn settlements_that_waited_for_space_are_written_in_time_proportional_to_their_number() {
     let scratch = tempfile::TempDir::new().unwrap();
     let (hub, _inbox) = hub();
-    let (mut writer, _events) = writer(&scratch, &hub);
+    let (mut writer, _events) = writer(shard_journal(&scratch), &hub);
     writer.refuse(WriterState::Full, "the disk was full for long");
     writer.waiting = (0..300_000).map(|settled| Record::Settle(Sequence(settled))).collect();
     let start = Instant::now();
     writer.retry();
     assert_eq!((writer.state, writer.waiting.len()), (WriterState::Healthy, 0));
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn consumers_make_room_on_a_full_disk_although_each_delivery_is_recorded() {
+    let disk = MemoryStorage::new(1);
+    let (hub, _inbox) = hub();
+    let (mut writer, mut events) = writer(journal(&disk), &hub);
+    let mut last = fill_disk(&mut writer, &disk);
+    let (saved, mut settled) = (last - 1, 0);
+    while writer.state == WriterState::Full {
+        for _ in 0..10 {
+            settled += 1;
+            assert!(settled < saved, "all messages are settled, and the disk is still full");
+            write(&mut writer, &mut last, vec![touch(settled)]);
+            write(&mut writer, &mut last, vec![Record::Settle(Sequence(settled))]);
+        }
+        // Delivered and not settled yet.
+        write(&mut writer, &mut last, vec![touch(saved)]);
+        assert_eq!((writer.waiting.len(), writer.touches.len()), (0, 1));
+        writer.retry();
+    }
+    assert!(writer.touches.is_empty());
+    let events: Vec<Urgent> = events.drain().collect();
+    assert!(matches!(events.last(), Some(Urgent::StorageAccepts)), "{events:?}");
+    write(&mut writer, &mut last, vec![message(b"there is room again")]);
+    drop(writer);
+    disk.crash();
+    disk.set_capacity(None);
+    let journal = journal(&disk);
+    assert_eq!(journal.live().next(), Some(settled + 1));
+    let mut touched = Vec::new();
+    journal.each_touch(&mut |sequence, _| touched.push(sequence));
+    assert_eq!(touched, [saved]);
+}
+
+#[tokio::test]
+async fn settlements_on_a_full_disk_are_written_before_the_thread_ends() {
+    let disk = MemoryStorage::new(1);
+    let (hub, _inbox) = hub();
+    let (mut writer, _events) = writer(journal(&disk), &hub);
+    let last = fill_disk(&mut writer, &disk);
+    let (batches, receiver) = channel();
+    let records = vec![(Sequence(last + 1), Record::Settle(Sequence(1)))];
+    batches.send(JournalBatch { records, ..JournalBatch::default() }).unwrap();
+    drop(batches);
+    writer.run(&receiver);
+    disk.set_capacity(None);
+    assert_eq!(journal(&disk).live().next(), Some(2));
 }
