@@ -35,34 +35,51 @@ enum LocatedPart<F> {
     },
     /// A record that was not in a file yet.
     Copied(u64, Vec<u8>),
+    /// A record whose file could not be opened because of a shortage that may pass, and where it was.
+    Postponed(u64, Location, JournalError),
     Failed(u64, JournalError),
 }
 
 impl<S: Storage + Clone> Journal<S> {
     /// Locates live records without reading them.
     pub fn locate(&self, sequences: &[u64]) -> LocatedRecords<S> {
-        let mut parts: Vec<LocatedPart<S::File>> = Vec::new();
+        let mut parts = Vec::new();
         for &sequence in sequences {
-            let Some(at) = self.state.puts.get(sequence) else {
-                parts.push(LocatedPart::Failed(sequence, JournalError::NotLive(sequence)));
-                continue;
-            };
-            if let Some(buffered) = self.buffered(at) {
-                parts.push(LocatedPart::Copied(sequence, buffered.to_vec()));
-                continue;
+            match self.state.puts.get(sequence) {
+                Some(at) => self.locate_at(sequence, at, &mut parts),
+                None => parts.push(LocatedPart::Failed(sequence, JournalError::NotLive(sequence))),
             }
-            if let Some(LocatedPart::Run { records, .. }) = parts.last_mut()
-                && continues(records, at)
-            {
-                records.push((sequence, at));
-                continue;
-            }
-            parts.push(match self.shared_file(at.segment) {
-                Ok(file) => LocatedPart::Run { file, records: vec![(sequence, at)] },
-                Err(error) => LocatedPart::Failed(sequence, error),
-            });
         }
         LocatedRecords { storage: self.storage.clone(), identity: self.identity, parts }
+    }
+
+    /// Locates postponed records again. Those that were settled meanwhile are still readable, unless housekeeping has removed
+    /// their segment.
+    pub fn locate_again(&self, postponed: &LocatedRecords<S>) -> LocatedRecords<S> {
+        let mut parts = Vec::new();
+        for part in &postponed.parts {
+            if let LocatedPart::Postponed(sequence, before, _) = *part {
+                let at = self.state.puts.get(sequence).unwrap_or(before);
+                self.locate_at(sequence, at, &mut parts);
+            }
+        }
+        LocatedRecords { storage: self.storage.clone(), identity: self.identity, parts }
+    }
+
+    fn locate_at(&self, sequence: u64, at: Location, parts: &mut Vec<LocatedPart<S::File>>) {
+        if let Some(buffered) = self.buffered(at) {
+            return parts.push(LocatedPart::Copied(sequence, buffered.to_vec()));
+        }
+        if let Some(LocatedPart::Run { records, .. }) = parts.last_mut()
+            && continues(records, at)
+        {
+            return records.push((sequence, at));
+        }
+        parts.push(match self.shared_file(at.segment) {
+            Ok(file) => LocatedPart::Run { file, records: vec![(sequence, at)] },
+            Err(error @ JournalError::Full { .. }) => LocatedPart::Postponed(sequence, at, error),
+            Err(error) => LocatedPart::Failed(sequence, error),
+        });
     }
 }
 
@@ -74,6 +91,17 @@ fn continues(run: &[(u64, Location)], next: Location) -> bool {
         && next.end() - first.offset <= READ_RUN_BYTES_MAX
 }
 
+impl<S: Storage + Clone> LocatedRecords<S> {
+    /// Removes and returns the records whose files could not be opened because no file descriptor was left, for
+    /// [`Journal::locate_again`]. They hold no file open.
+    pub fn take_postponed(&mut self) -> Option<Self> {
+        let is_postponed = |part: &mut LocatedPart<S::File>| matches!(part, LocatedPart::Postponed(..));
+        let parts: Vec<_> = self.parts.extract_if(.., is_postponed).collect();
+        let postponed = Self { storage: self.storage.clone(), identity: self.identity, parts };
+        (!postponed.parts.is_empty()).then_some(postponed)
+    }
+}
+
 impl<S: Storage> LocatedRecords<S> {
     /// Calls `show` with the payload of each record, in the order in which they were requested.
     ///
@@ -82,7 +110,9 @@ impl<S: Storage> LocatedRecords<S> {
         let mut bytes = Vec::new();
         for part in &self.parts {
             match part {
-                LocatedPart::Failed(sequence, error) => show(*sequence, Err(error.clone())),
+                LocatedPart::Postponed(sequence, _, error) | LocatedPart::Failed(sequence, error) => {
+                    show(*sequence, Err(error.clone()))
+                }
                 LocatedPart::Copied(sequence, record) => show(*sequence, payload(record, *sequence, None)),
                 LocatedPart::Run { file, records } => self.read_run(file, records, &mut bytes, show),
             }

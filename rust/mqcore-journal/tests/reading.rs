@@ -125,6 +125,35 @@ fn a_disk_that_refuses_is_an_answer_for_each_record() {
 }
 
 #[test]
+fn records_are_located_again_when_there_are_file_descriptors() {
+    let storage = MemoryStorage::new(8);
+    filled(storage.clone(), 200).close().unwrap();
+    let (mut journal, _) = Journal::open(storage.clone(), options(), &mut |_, _| {}).unwrap();
+    assert!(journal.stats().segments.len() > 3);
+    let wanted: Vec<u64> = (0..200).collect();
+    // One file can be opened before no descriptor is left.
+    storage.inject(StorageCall::Open, 1, Fault::Descriptors, true);
+    let mut located = journal.locate(&wanted);
+    let postponed = located.take_postponed().expect("files of several segments are not open");
+    assert!(located.take_postponed().is_none());
+    let mut seen = read(&located);
+    assert!(!seen.is_empty() && seen.len() < 200, "{}", seen.len());
+    let missing = read(&postponed);
+    assert_eq!(seen.len() + missing.len(), 200);
+    assert!(missing.iter().all(|(_, read)| matches!(read, Err(JournalError::Full { .. }))));
+    assert_eq!(read(&journal.locate_again(&postponed)).len(), missing.len());
+    // Readers of settled records must not miss them.
+    journal.settle(&[150]).unwrap();
+    journal.write().unwrap();
+    storage.clear_faults();
+    let mut located = journal.locate_again(&postponed);
+    assert!(located.take_postponed().is_none());
+    seen.extend(read(&located));
+    seen.sort_by_key(|(sequence, _)| *sequence);
+    assert_eq!(seen, expected(&wanted));
+}
+
+#[test]
 fn a_valid_record_of_another_length_is_not_the_expected_one() {
     let disks = [b"written last".as_slice(), b"older"].map(|payload| {
         let disk = MemoryStorage::new(1);

@@ -34,10 +34,13 @@ pub(crate) enum ReadRequest {
     Look(Vec<WaitingMessage>, oneshot::Sender<Option<Vec<WaitingMessage>>>),
 }
 
+/// A request, and the records that it needs.
+pub(crate) type LocatedRead<S> = (ReadRequest, LocatedRecords<S>);
+
 /// A handle to the thread. When it is dropped, the thread finishes its reads and ends.
 #[derive(Debug)]
 pub(crate) struct BodyReader<S: Storage> {
-    jobs: Sender<(ReadRequest, LocatedRecords<S>)>,
+    jobs: Sender<LocatedRead<S>>,
 }
 
 impl<S: Storage + Clone + Send + 'static> BodyReader<S>
@@ -58,8 +61,9 @@ where
 }
 
 impl<S: Storage + Clone> BodyReader<S> {
-    /// Locates records before the journal changes, and queues the read.
-    pub(crate) fn read(&self, journal: &Journal<S>, wanted: ReadRequest) {
+    /// Locates records before the journal changes, and queues the read. Returns the part that must be postponed because no file
+    /// descriptor is left: its messages exist, so they must not count as unreadable.
+    pub(crate) fn read(&self, journal: &Journal<S>, wanted: ReadRequest) -> Option<LocatedRead<S>> {
         let sequences: Vec<u64> = match &wanted {
             ReadRequest::Load(load) => load.sequences.iter().map(|sequence| sequence.0).collect(),
             ReadRequest::Dequeued(sequence, _) => vec![sequence.0],
@@ -68,12 +72,42 @@ impl<S: Storage + Clone> BodyReader<S> {
                 absent.map(|waiting| waiting.sequence.0).collect()
             }
         };
-        // The thread ends only when this is dropped.
-        let _ = self.jobs.send((wanted, journal.locate(&sequences)));
+        self.queue(wanted, journal.locate(&sequences))
+    }
+
+    /// Tries again to open the files of a postponed read. Returns what must still be postponed.
+    pub(crate) fn read_again(
+        &self,
+        journal: &Journal<S>,
+        postponed: LocatedRead<S>,
+    ) -> Option<LocatedRead<S>> {
+        let (wanted, located) = postponed;
+        self.queue(wanted, journal.locate_again(&located))
+    }
+
+    fn queue(&self, wanted: ReadRequest, mut located: LocatedRecords<S>) -> Option<LocatedRead<S>> {
+        let postponed = match wanted {
+            // Shows what can be read now.
+            ReadRequest::Look(..) => None,
+            ReadRequest::Load(_) | ReadRequest::Dequeued(..) => located.take_postponed(),
+        };
+        let (now, later) = match (wanted, postponed) {
+            (wanted, None) => (Some(wanted), None),
+            // In parts: reading what is open closes files, so that the rest can be opened.
+            (ReadRequest::Load(load), Some(rest)) => {
+                (Some(ReadRequest::Load(load.clone())), Some((ReadRequest::Load(load), rest)))
+            }
+            (wanted, Some(rest)) => (None, Some((wanted, rest))),
+        };
+        if let Some(wanted) = now {
+            // The thread ends only when this is dropped.
+            let _ = self.jobs.send((wanted, located));
+        }
+        later
     }
 }
 
-fn run<S: Storage>(shard: usize, hub: &Hub, jobs: &Receiver<(ReadRequest, LocatedRecords<S>)>) {
+fn run<S: Storage>(shard: usize, hub: &Hub, jobs: &Receiver<LocatedRead<S>>) {
     while let Ok((wanted, located)) = jobs.recv() {
         match wanted {
             ReadRequest::Load(load) => bring(shard, hub, &load, &located),

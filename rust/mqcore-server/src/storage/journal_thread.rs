@@ -26,7 +26,7 @@ use crate::hub::Hub;
 use crate::runtime::waker::WakeSender;
 use crate::shard::inbox::Urgent;
 use crate::storage::backup::Pin;
-use crate::storage::body_reader::BodyReader;
+use crate::storage::body_reader::{BodyReader, LocatedRead};
 use crate::storage::data_dir::shard_name;
 use crate::storage::journal_batch::{HistoryTerms, JournalBatch};
 
@@ -54,6 +54,8 @@ pub(super) struct JournalThread<S: Storage> {
     /// Whether the files of the journal are on all members of a group.
     is_replicated: bool,
     reader: BodyReader<S>,
+    /// Reads that wait for a file descriptor.
+    postponed: Vec<LocatedRead<S>>,
     hub: Arc<Hub>,
     /// Events for the shard.
     sender: WakeSender<Urgent>,
@@ -96,6 +98,7 @@ impl<S: Storage + Clone> JournalThread<S> {
             journal,
             is_replicated,
             reader,
+            postponed: Vec::new(),
             hub,
             sender,
             waiting: VecDeque::new(),
@@ -137,11 +140,13 @@ impl<S: Storage + Clone> JournalThread<S> {
                         // Housekeeping must also run while consumers are active; otherwise nothing would detect that
                         // the disk has space again.
                         self.retry();
+                        self.read_postponed();
                         self.keep_house();
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     self.retry();
+                    self.read_postponed();
                     self.commit(false, true);
                     self.wait_at_barrier();
                     self.keep_house();
@@ -174,7 +179,15 @@ impl<S: Storage + Clone> JournalThread<S> {
     fn take(&mut self, batch: JournalBatch) {
         // Before the records, because some records may settle messages to be read.
         for request in batch.reads {
-            self.reader.read(&self.journal, request);
+            if let Some(read) = self.reader.read(&self.journal, request) {
+                if self.postponed.is_empty() {
+                    tracing::warn!(
+                        shard = self.shard,
+                        "no file descriptor is left to read saved messages; trying again"
+                    );
+                }
+                self.postponed.push(read);
+            }
         }
         self.miss(batch.dropped);
         for block in batch.history {
@@ -207,6 +220,12 @@ impl<S: Storage + Clone> JournalThread<S> {
                 }
                 Err(error) => self.fail(&error),
             }
+        }
+    }
+
+    fn read_postponed(&mut self) {
+        for read in std::mem::take(&mut self.postponed) {
+            self.postponed.extend(self.reader.read_again(&self.journal, read));
         }
     }
 

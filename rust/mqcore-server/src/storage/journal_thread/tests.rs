@@ -1,13 +1,15 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::channel;
 
-use mqcore_broker::model::id::{ChannelName, MessageNumber, QueueAddress};
+use mqcore_broker::model::decision::Step;
+use mqcore_broker::model::effect::Question;
+use mqcore_broker::model::id::{ChannelName, HandlerId, MessageNumber, QuestionId, QueueAddress};
 use mqcore_broker::model::message::{Message, Properties};
-use mqcore_broker::model::options::QueueChanges;
+use mqcore_broker::model::options::{QueueChanges, Status};
 use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::time::Timestamp;
 use mqcore_journal::options::Options;
-use mqcore_journal::storage::MemoryStorage;
+use mqcore_journal::storage::{Fault, MemoryStorage, StorageCall};
 use mqcore_limiter::time::Nanos;
 use mqcore_replication::storage::{DataFiles, DataStorage};
 use mqcore_session::any::SharedState;
@@ -34,6 +36,7 @@ use crate::stats::counters::Counters;
 use crate::stats::failures::Failures;
 use crate::stats::totals::TotalsHistory;
 use crate::storage::backup::BackupDesk;
+use crate::storage::body_reader::ReadRequest;
 use crate::storage::data_dir::DataDir;
 
 fn hub() -> (Arc<Hub>, ShardInbox) {
@@ -249,4 +252,40 @@ async fn settlements_on_a_full_disk_are_written_before_the_thread_ends() {
     writer.run(&receiver);
     disk.set_capacity(None);
     assert_eq!(journal(&disk).live().next(), Some(2));
+}
+
+#[tokio::test]
+async fn messages_are_read_when_there_are_file_descriptors_again() {
+    let disk = MemoryStorage::new(1);
+    let (hub, mut inbox) = hub();
+    let mut last = {
+        let (mut writer, _events) = writer(journal(&disk), &hub);
+        fill(&mut writer, 4)
+    };
+    let (mut writer, _events) = writer(journal(&disk), &hub);
+    disk.inject(StorageCall::Open, 0, Fault::Descriptors, true);
+    let question = Question {
+        id: QuestionId(1),
+        handler: HandlerId(0),
+        step: Step::MessageDequeued,
+        queue: Arc::new(QueueAddress { channel: ChannelName::new("queue").unwrap(), id: 0 }),
+        status: Status::Push,
+        message: None,
+        attempt: 1,
+        saved: true,
+        consumer: None,
+        acknowledgement: None,
+        wants_answer: false,
+    };
+    let reads = vec![ReadRequest::Dequeued(Sequence(1), Box::new(question))];
+    writer.take(JournalBatch { reads, ..JournalBatch::default() });
+    write(&mut writer, &mut last, vec![Record::Settle(Sequence(1))]);
+    writer.read_postponed();
+    assert_eq!(writer.postponed.len(), 1);
+    disk.clear_faults();
+    writer.read_postponed();
+    let read = tokio::time::timeout(Duration::from_secs(5), inbox.urgent.recv()).await;
+    let Ok(Some(Urgent::Dequeued(question))) = read else { panic!("{read:?}") };
+    assert_eq!(question.message.unwrap().body(), [1; 60]);
+    assert!(writer.postponed.is_empty());
 }
