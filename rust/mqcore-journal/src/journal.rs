@@ -312,6 +312,12 @@ impl<S: Storage> Journal<S> {
         }
     }
 
+    /// Whether there are records that [`Self::write`] or [`Self::sync`] has not made durable yet.
+    pub fn has_unsynced(&self) -> bool {
+        let is_unsynced = |writer: &Writer<S::File>| writer.pending() > 0 || writer.written() > writer.synced;
+        self.tail.len() > 1 || self.tail.front().is_some_and(is_unsynced)
+    }
+
     /// Writes and syncs all records, and marks the end as durable. The next opening can then distinguish damage in the last
     /// batch from a torn write.
     ///

@@ -64,6 +64,7 @@ pub(crate) struct JournalTask {
     /// Segments in which housekeeping found damage.
     pub(crate) damaged: Vec<u32>,
     last: Sequence,
+    durable: Sequence,
     state: WriterState,
     housekept: Micros,
     /// An event of the agenda makes it take batches, or it is syncing.
@@ -86,6 +87,7 @@ impl JournalTask {
             settled: Vec::new(),
             damaged: Vec::new(),
             last: Sequence(0),
+            durable: Sequence(0),
             state: WriterState::Healthy,
             housekept: 0,
             busy: false,
@@ -128,7 +130,8 @@ impl JournalTask {
     pub(crate) fn idle(&mut self, now: Micros, now_ms: u64) {
         self.rounds += 1;
         self.retry(now_ms);
-        if self.write(false, true) == AfterTake::Sync {
+        let is_behind = self.durable < self.last || self.journal.has_unsynced();
+        if is_behind && self.write(false, true) == AfterTake::Sync {
             match self.journal.sync() {
                 Ok(()) => self.report_committed(Durability::Fsync),
                 Err(error) => self.fail(&error),
@@ -247,6 +250,9 @@ impl JournalTask {
 
     fn report_committed(&mut self, level: Durability) {
         if self.state == WriterState::Healthy {
+            if level == Durability::Fsync {
+                self.durable = self.last;
+            }
             self.events.push(Urgent::Committed(level, self.last));
         }
     }

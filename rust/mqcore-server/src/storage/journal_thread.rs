@@ -68,6 +68,8 @@ pub(super) struct JournalThread<S: Storage> {
     settled: Vec<u64>,
     /// The latest record taken.
     last: Sequence,
+    /// The latest record reported as durable.
+    durable: Sequence,
     state: WriterState,
     housekept: Instant,
     /// Alive while a backup needs the files as they are.
@@ -105,6 +107,7 @@ impl<S: Storage + Clone> JournalThread<S> {
             touches: BTreeMap::new(),
             settled: Vec::new(),
             last: Sequence(0),
+            durable: Sequence(0),
             state: WriterState::Healthy,
             housekept: Instant::now(),
             pin: Weak::new(),
@@ -147,7 +150,9 @@ impl<S: Storage + Clone> JournalThread<S> {
                 Err(RecvTimeoutError::Timeout) => {
                     self.retry();
                     self.read_postponed();
-                    self.commit(false, true);
+                    if self.durable < self.last || self.journal.has_unsynced() {
+                        self.commit(false, true);
+                    }
                     self.wait_at_barrier();
                     self.keep_house();
                 }
@@ -332,14 +337,20 @@ impl<S: Storage + Clone> JournalThread<S> {
         if !sync {
             return;
         }
-        let start = Instant::now();
-        match self.journal.sync() {
-            Ok(()) => {
-                self.hub.counters.journal.synced(start.elapsed());
-                self.report_committed(Durability::Fsync);
-            }
+        match self.sync() {
+            Ok(()) => self.report_committed(Durability::Fsync),
             Err(error) => self.fail(&error),
         }
+    }
+
+    /// Makes everything written durable. Counts the time only if the disk had something to do.
+    fn sync(&mut self) -> Result<(), JournalError> {
+        if self.journal.has_unsynced() {
+            let start = Instant::now();
+            self.journal.sync()?;
+            self.hub.counters.journal.synced(start.elapsed());
+        }
+        Ok(())
     }
 
     /// Runs after all messages of the batch, some of which may be among them. Settlements without disk space stay for
@@ -354,8 +365,11 @@ impl<S: Storage + Clone> JournalThread<S> {
 
     /// Between a rejection and the return of disk space, nothing is reported as committed: the shard has given up the
     /// waiting records, and later ones follow the rejection.
-    fn report_committed(&self, level: Durability) {
+    fn report_committed(&mut self, level: Durability) {
         if self.state == WriterState::Healthy {
+            if level == Durability::Fsync {
+                self.durable = self.last;
+            }
             self.send(Urgent::Committed(level, self.last));
         }
     }
@@ -420,7 +434,7 @@ impl<S: Storage + Clone> JournalThread<S> {
         }
         let settled = self.settle();
         self.journal.write()?;
-        self.journal.sync()?;
+        self.sync()?;
         appended.and(settled)
     }
 

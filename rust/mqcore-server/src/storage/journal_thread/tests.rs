@@ -289,3 +289,30 @@ async fn messages_are_read_when_there_are_file_descriptors_again() {
     assert_eq!(question.message.unwrap().body(), [1; 60]);
     assert!(writer.postponed.is_empty());
 }
+
+#[tokio::test]
+async fn idle_thread_reports_its_last_record_once_and_counts_no_more_syncs() {
+    let disk = MemoryStorage::new(1);
+    let (hub, _inbox) = hub();
+    let (writer, mut events) = writer(journal(&disk), &hub);
+    let (batches, receiver) = channel();
+    let thread = std::thread::spawn(move || writer.run(&receiver));
+    let idle = || tokio::time::sleep(IDLE * 4);
+    idle().await;
+    assert_eq!((hub.counters.journal.syncs.get().count(), events.drain().count()), (0, 0));
+    // Nothing waits for its settlement, which is made durable when the thread is idle.
+    for record in [message(b"saved"), Record::Settle(Sequence(1))] {
+        let records = vec![(Sequence(1), record)];
+        batches.send(JournalBatch { records, written: true, ..JournalBatch::default() }).unwrap();
+    }
+    idle().await;
+    let reported: Vec<Urgent> = events.drain().collect();
+    assert!(
+        matches!(reported.last(), Some(Urgent::Committed(Durability::Fsync, Sequence(1)))),
+        "{reported:?}"
+    );
+    idle().await;
+    assert_eq!((hub.counters.journal.syncs.get().count(), events.drain().count()), (1, 0));
+    drop(batches);
+    thread.join().unwrap();
+}
