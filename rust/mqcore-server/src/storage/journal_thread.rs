@@ -161,6 +161,7 @@ impl<S: Storage + Clone> JournalThread<S> {
         }
         self.retry();
         self.report_unwritten();
+        self.pin_for_backups();
         if self.state != WriterState::Failed
             && let Err(error) = self.journal.close()
         {
@@ -468,7 +469,7 @@ impl<S: Storage + Clone> JournalThread<S> {
     fn wait_at_barrier(&mut self) {
         let Some(barrier) = self.hub.backups.take(self.shard) else { return };
         // The files of another backup stay as they are, its catalog too.
-        self.journal.pin(self.pin.strong_count() > 0);
+        self.pin_for_backups();
         let snapshot = self.journal.snapshot();
         if let Err(error) = &snapshot
             && self.journal.health() == Health::Failed
@@ -476,7 +477,13 @@ impl<S: Storage + Clone> JournalThread<S> {
             self.fail(error);
         }
         self.pin = barrier.pin();
+        self.pin_for_backups();
         barrier.arrive(self.shard, snapshot.map_err(|error| error.to_string()));
+    }
+
+    /// Keeps the files in place, the catalog too, as long as a backup reads them.
+    fn pin_for_backups(&mut self) {
+        self.journal.pin(self.pin.strong_count() > 0);
     }
 
     fn keep_house(&mut self) {
@@ -488,7 +495,7 @@ impl<S: Storage + Clone> JournalThread<S> {
         if self.state == WriterState::Failed {
             return;
         }
-        self.journal.pin(self.pin.strong_count() > 0);
+        self.pin_for_backups();
         match self.journal.maintain(self.hub.clock.now().0, HOUSEKEEPING_BYTES) {
             Ok(done) => {
                 let counters = &self.hub.counters.journal;

@@ -35,11 +35,16 @@ use crate::shard::inbox::{self, ShardInbox};
 use crate::stats::counters::Counters;
 use crate::stats::failures::Failures;
 use crate::stats::totals::TotalsHistory;
-use crate::storage::backup::BackupDesk;
+use crate::storage::backup::{BackupDesk, BackupKind};
 use crate::storage::body_reader::ReadRequest;
 use crate::storage::data_dir::DataDir;
 
 fn hub() -> (Arc<Hub>, ShardInbox) {
+    hub_of(None)
+}
+
+/// A hub whose broker has this data directory.
+fn hub_of(directory: Option<&Arc<DataDir>>) -> (Arc<Hub>, ShardInbox) {
     let limiter = limits::store(&Config::default());
     let schedules = crate::schedules::port::SchedulePort::new();
     let shared = SharedState::new(&ServerParts {
@@ -79,7 +84,7 @@ fn hub() -> (Arc<Hub>, ShardInbox) {
         spare_commands: SpareCommands::new(),
         spare_bytes: SpareBytes::new(),
         runtime: tokio::runtime::Handle::current(),
-        backups: BackupDesk::new(1, Vec::new(), None),
+        backups: BackupDesk::new(1, Vec::new(), directory),
         activity: AtomicU64::new(0),
         guard: Guard::default(),
         limiter,
@@ -315,4 +320,29 @@ async fn idle_thread_reports_its_last_record_once_and_counts_no_more_syncs() {
     assert_eq!((hub.counters.journal.syncs.get().count(), events.drain().count()), (1, 0));
     drop(batches);
     thread.join().unwrap();
+}
+
+#[tokio::test]
+async fn stop_during_a_backup_leaves_the_files_of_the_backup_as_they_are() {
+    let scratch = tempfile::TempDir::new().unwrap();
+    let directory = Arc::new(DataDir::open(scratch.path(), 1, DataFiles::Local).unwrap());
+    let disk = MemoryStorage::new(1);
+    let (hub, _inbox) = hub_of(Some(&directory));
+    let (mut writer, _events) = writer(journal(&disk), &hub);
+    let mut last = 0;
+    write(&mut writer, &mut last, vec![message(b"in the backup")]);
+    let backups = Arc::clone(&hub);
+    let requested = std::thread::spawn(move || backups.backups.pause_writers(BackupKind::Requested));
+    while !requested.is_finished() {
+        writer.wait_at_barrier();
+        std::thread::yield_now();
+    }
+    let backup = requested.join().unwrap().unwrap();
+    let before = disk.files();
+    write(&mut writer, &mut last, vec![message(b"later")]);
+    let (batches, receiver) = channel();
+    drop(batches);
+    writer.run(&receiver);
+    assert_eq!(disk.files()["catalog"], before["catalog"]);
+    drop(backup);
 }
