@@ -470,6 +470,12 @@ impl<S: Storage + Clone> JournalThread<S> {
         let Some(barrier) = self.hub.backups.take(self.shard) else { return };
         // The files of another backup stay as they are, its catalog too.
         self.pin_for_backups();
+        if self.state == WriterState::Full
+            && let Err(error) = self.write_waiting()
+            && !matches!(error, JournalError::Full { .. })
+        {
+            self.fail(&error);
+        }
         let snapshot = self.journal.snapshot();
         if let Err(error) = &snapshot
             && self.journal.health() == Health::Failed
