@@ -53,8 +53,8 @@ impl<S: Storage + Clone> Journal<S> {
         LocatedRecords { storage: self.storage.clone(), identity: self.identity, parts }
     }
 
-    /// Locates postponed records again. Those that were settled meanwhile are still readable, unless housekeeping has removed
-    /// their segment.
+    /// Locates postponed records again. A record that was settled meanwhile is still readable, unless housekeeping has removed
+    /// its segment.
     pub fn locate_again(&self, postponed: &LocatedRecords<S>) -> LocatedRecords<S> {
         let mut parts = Vec::new();
         for part in &postponed.parts {

@@ -76,13 +76,13 @@ proptest! {
                 Way::Run => {
                     let mut run = store.run();
                     for other in 0..8 {
-                        drop(run.consume(&(key + other).to_le_bytes(), &rule, ConsumeMode::Take, 64, now));
+                        let _ = run.consume(&(key + other).to_le_bytes(), &rule, ConsumeMode::Take, 64, now);
                     }
                 }
                 Way::Several => {
                     let other = (key + 500).to_le_bytes();
                     let requests = [(&name[..], rule), (&other[..], rule)];
-                    drop(store.consume_all(&requests, ConsumeMode::Take, 64, now, &mut Vec::new()));
+                    let _ = store.consume_all(&requests, ConsumeMode::Take, 64, now, &mut Vec::new());
                 }
                 Way::Sweep => drop(store.sweep(key as usize % SHARDS, now, 10)),
             }

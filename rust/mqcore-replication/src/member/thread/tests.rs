@@ -79,6 +79,7 @@ fn options(root: &Path, nodes: u32) -> MemberOptions {
         is_witness: false,
         data_dir: root.to_path_buf(),
         listeners: Vec::new(),
+        connections_max: 1,
         tick: Duration::from_millis(1),
         verify_interval: Duration::ZERO,
         restart: RestartCommand::default(),
