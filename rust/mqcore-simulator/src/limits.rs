@@ -132,7 +132,7 @@ impl LimitTask {
         let Some(mut journal) = self.journal else { return };
         if matches!(journal.save(&self.limiter, now, false), Ok(_) | Err(JournalError::Full { .. })) {
             // If closing fails, the next start reads the journal in full.
-            let _ = journal.close();
+            let _ = journal.close(false);
         }
     }
 }

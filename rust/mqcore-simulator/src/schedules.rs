@@ -274,6 +274,6 @@ impl ScheduleTask {
         let saved = self.rounds.write().and_then(|()| self.rounds.sync());
         self.rounds.end(saved);
         // If closing fails, the next start reads the journal in full.
-        let _ = self.rounds.close();
+        let _ = self.rounds.close(false);
     }
 }

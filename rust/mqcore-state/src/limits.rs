@@ -362,11 +362,12 @@ impl<S: Storage> LimitJournal<S> {
         std::mem::take(&mut self.damaged)
     }
 
-    /// Closes the journal properly.
+    /// Closes the journal properly. `pinned`: its files stay as they are, because a backup reads them.
     ///
     /// # Errors
     /// [`JournalError`]: the next start reads the journal in full.
-    pub fn close(self) -> Result<(), JournalError> {
+    pub fn close(mut self, pinned: bool) -> Result<(), JournalError> {
+        self.journal.pin(pinned);
         self.journal.close()
     }
 

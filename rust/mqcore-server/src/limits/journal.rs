@@ -93,7 +93,7 @@ pub(crate) async fn keep(
     }
     hub.limiter.forget_changes();
     let closed = tokio::task::spawn_blocking(move || {
-        let closed = journal.close();
+        let closed = journal.close(pin.strong_count() > 0);
         // Releases the directory for the next broker before this one counts as stopped.
         drop(directory);
         closed

@@ -108,7 +108,7 @@ impl ScheduleThread {
                 break;
             }
         }
-        if let Err(error) = self.rounds.close() {
+        if let Err(error) = self.rounds.close(self.pin.strong_count() > 0) {
             tracing::error!(%error, "cannot close the journal of schedules; the next start reads it in full");
         }
     }

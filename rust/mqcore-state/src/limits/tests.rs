@@ -116,6 +116,21 @@ fn what_was_saved_comes_back_in_its_order_with_what_is_left_of_its_time() {
 }
 
 #[test]
+fn a_journal_that_is_closed_during_a_backup_keeps_the_files_of_the_backup() {
+    let scratch = TempDir::new().unwrap();
+    let limiter = store();
+    let (mut journal, _) = open(scratch.path(), &limiter, START);
+    journal.snapshot().unwrap();
+    let catalog = || std::fs::read(scratch.path().join("catalog")).unwrap();
+    let before = catalog();
+    limiter.insert(b"key", 1, KEPT, seconds(10), START);
+    assert_eq!(journal.save(&limiter, START, true), Ok(1));
+    journal.close(true).unwrap();
+    assert_eq!(catalog(), before);
+    assert_eq!(open(scratch.path(), &store(), START).1.entries, 1);
+}
+
+#[test]
 fn expired_removed_and_non_persistent_entries_leave_the_journal() {
     let scratch = TempDir::new().unwrap();
     let limiter = store();

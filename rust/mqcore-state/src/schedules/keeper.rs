@@ -536,9 +536,9 @@ impl<S: Storage> Keeper<S> {
             .map_or_else(|| Ok(Maintenance::default()), |store| store.keep_house(now_ms, bytes, pinned))
     }
 
-    /// Closes the journal properly.
-    pub fn close(self) -> Result<(), JournalError> {
-        self.store.map_or(Ok(()), ScheduleJournal::close)
+    /// Closes the journal properly. `pinned`: its files stay as they are, because a backup reads them.
+    pub fn close(self, pinned: bool) -> Result<(), JournalError> {
+        self.store.map_or(Ok(()), |store| store.close(pinned))
     }
 }
 

@@ -294,11 +294,11 @@ impl<S: Storage> ScheduleRounds<S> {
         }
     }
 
-    /// Closes the journal properly, unless it has failed.
+    /// Closes the journal properly, unless it has failed. `pinned`: its files stay as they are, because a backup reads them.
     ///
     /// # Errors
     /// [`JournalError`]: the next start reads the journal in full.
-    pub fn close(self) -> Result<(), JournalError> {
-        if self.has_failed { Ok(()) } else { self.keeper.close() }
+    pub fn close(self, pinned: bool) -> Result<(), JournalError> {
+        if self.has_failed { Ok(()) } else { self.keeper.close(pinned) }
     }
 }

@@ -247,8 +247,9 @@ impl<S: Storage> ScheduleJournal<S> {
         self.journal.maintain(now_ms, bytes)
     }
 
-    /// Closes the journal properly.
-    pub(crate) fn close(self) -> Result<(), JournalError> {
+    /// Closes the journal properly. `pinned`: its files stay as they are, because a backup reads them.
+    pub(crate) fn close(mut self, pinned: bool) -> Result<(), JournalError> {
+        self.journal.pin(pinned);
         self.journal.close()
     }
 }
@@ -371,8 +372,22 @@ mod tests {
         let disk = MemoryStorage::new(3);
         let (journal, _) = open(&disk, 4_711);
         assert_eq!(journal.identity(), 4_711);
-        journal.close().unwrap();
+        journal.close(false).unwrap();
         assert_eq!(open(&disk, 9_000).0.identity(), 4_711);
+    }
+
+    #[test]
+    fn a_journal_that_is_closed_during_a_backup_keeps_the_files_of_the_backup() {
+        let disk = MemoryStorage::new(5);
+        let (mut journal, kept) = open(&disk, 1_000);
+        journal.snapshot(false).unwrap();
+        let before = disk.files();
+        journal.put_run(kept.next, &run(1)).unwrap();
+        journal.write().unwrap();
+        journal.sync().unwrap();
+        journal.close(true).unwrap();
+        assert_eq!(disk.files()["catalog"], before["catalog"]);
+        assert_eq!(open(&disk, 2_000).1.runs.len(), 1);
     }
 
     /// The system clock may have been set back since the last epoch began.
@@ -383,7 +398,7 @@ mod tests {
         journal.put_run(1, &run(1)).unwrap();
         journal.write().unwrap();
         journal.sync().unwrap();
-        journal.close().unwrap();
+        journal.close(false).unwrap();
         disk.inject(StorageCall::Read, 0, Fault::Error, true);
         let (journal, kept) = open(&disk, 3_000);
         disk.clear_faults();
@@ -403,7 +418,7 @@ mod tests {
             journal.put_run(kept.next, &run(1)).unwrap();
             journal.write().unwrap();
             journal.sync().unwrap();
-            journal.close().unwrap();
+            journal.close(false).unwrap();
             let (journal, kept) = open(&disk, 2_000);
             assert_eq!((kept.epoch, kept.runs.len()), (1_000, 1), "nothing was unreadable");
             let first = kept.next;
