@@ -118,7 +118,8 @@ def wait_for(
         try:
             found = bodies(store, url)
         except OSError as gone:
-            if not expires or "NOT_FOUND" not in str(gone):
+            is_gone = isinstance(gone, FileNotFoundError) or "NOT_FOUND" in str(gone)
+            if not expires or not is_gone:
                 raise
         else:
             if found.total() >= len(sent):
