@@ -18,6 +18,8 @@ pub(crate) struct Delayed {
     high: u64,
     /// How many of them were refused by all consumers.
     refused: u64,
+    /// Memory of the bodies that are not paged out.
+    bytes: u64,
 }
 
 /// The event that a message waits for.
@@ -29,8 +31,7 @@ pub(crate) enum Awaits {
     Consumer,
 }
 
-/// A delayed message, whose body may be paged out. Bodies are not paged out while they are here: there
-/// are usually so few that searching for them would cost more.
+/// A delayed message, whose body may be paged out. Bodies are not paged out while they are here, but before.
 #[derive(Debug)]
 struct DelayedMessage {
     taken: Unlisted,
@@ -41,6 +42,13 @@ struct DelayedMessage {
 impl DelayedMessage {
     fn is_high(&self) -> bool {
         self.level >= LEVEL_HIGH_MIN
+    }
+
+    fn bytes(&self) -> u64 {
+        match &self.taken {
+            Unlisted::InMemory(entry) => entry.message.memory_bytes() as u64,
+            Unlisted::PagedOut(_) => 0,
+        }
     }
 }
 
@@ -78,13 +86,9 @@ impl Delayed {
         (self.high, self.waiting.len() as u64 - self.high)
     }
 
-    /// Their memory in bytes. Visits every message.
+    /// Their memory in bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        let read = self.waiting.values().filter_map(|waiting| match &waiting.taken {
-            Unlisted::InMemory(entry) => Some(entry.message.memory_bytes() as u64),
-            Unlisted::PagedOut(_) => None,
-        });
-        read.sum()
+        self.bytes
     }
 
     /// The earliest time; [`Timestamp::NEVER`] if there is no message.
@@ -102,6 +106,7 @@ impl Delayed {
         let waiting = DelayedMessage { taken, level, awaits };
         self.high += u64::from(waiting.is_high());
         self.refused += u64::from(awaits == Awaits::Consumer);
+        self.bytes += waiting.bytes();
         self.waiting.insert((until, self.serial), waiting);
     }
 
@@ -141,5 +146,6 @@ impl Delayed {
     fn count_out(&mut self, waiting: &DelayedMessage) {
         self.high -= u64::from(waiting.is_high());
         self.refused -= u64::from(waiting.awaits == Awaits::Consumer);
+        self.bytes -= waiting.bytes();
     }
 }

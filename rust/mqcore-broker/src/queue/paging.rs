@@ -139,6 +139,20 @@ impl Queue {
         enough
     }
 
+    /// Pages out a message that waits until then for its next attempt, unless there are few of them. Those in memory are found
+    /// by their ids.
+    pub(crate) fn page_out_returned(
+        &mut self,
+        entry: Entry,
+        until: Timestamp,
+        context: &mut Context<'_>,
+    ) -> Unlisted {
+        if self.delayed.bytes() + entry.message.memory_bytes() as u64 <= WINDOW_BYTES {
+            return Unlisted::InMemory(entry);
+        }
+        self.page_out_delayed(entry, until, context)
+    }
+
     /// Pages out a message that is not delivered before `until`, if it is saved and the delay is long: there may be many
     /// of them.
     pub(crate) fn page_out_delayed(

@@ -76,7 +76,7 @@ impl Queue {
             // Not recorded: after a crash, it has its old position and is postponed again.
             let level = entry.level();
             let awaits = Awaits::Attempt(PutBack::Start);
-            let taken = self.page_out_delayed(entry, not_before, context);
+            let taken = self.page_out_returned(entry, not_before, context);
             return self.delay(taken, level, not_before, awaits, context);
         }
         self.put_back(entry, PutBack::Start, context.now, context);

@@ -171,7 +171,7 @@ impl Queue {
         }
         if not_before > context.now && self.metadata.options.status != Status::Cache {
             let level = entry.level();
-            let taken = self.page_out_delayed(entry, not_before, context);
+            let taken = self.page_out_returned(entry, not_before, context);
             return self.delay(taken, level, not_before, Awaits::Attempt(position), context);
         }
         self.keep(entry, position, context);
