@@ -2,9 +2,11 @@
 
 use std::io;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use mqcore_tls::client::{ClientTls, LoadedClientTls};
 use mqcore_tls::failure::HandshakeFailure;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
@@ -13,6 +15,13 @@ use crate::config::{ClientConfig, LocalFactory, Transport};
 use crate::dial::Stream;
 use crate::error::ClientError;
 use crate::mailbox::lock;
+
+/// Silence before the first probe, the time between probes, and how many probes without an answer end the connection. A
+/// consumer whose protocol has no heartbeats would wait for ever for a broker that lost its power.
+const KEEP_ALIVE: TcpKeepalive = TcpKeepalive::new()
+    .with_time(Duration::from_secs(60))
+    .with_interval(Duration::from_secs(10))
+    .with_retries(6);
 
 /// The addresses of a client.
 pub(crate) enum Routes {
@@ -95,6 +104,7 @@ impl Route {
         let stream = stream.map_err(|error| failed(&error))?;
         // The client batches writes itself, so Nagle's algorithm would only add latency.
         stream.set_nodelay(true).map_err(|error| failed(&error))?;
+        SockRef::from(&stream).set_tcp_keepalive(&KEEP_ALIVE).map_err(|error| failed(&error))?;
         match &self.tls {
             None => Ok(Stream::Tcp(stream)),
             Some(tls) => tls.shake_hands(stream, address).await,

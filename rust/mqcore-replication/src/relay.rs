@@ -15,6 +15,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::runtime::{Builder, Runtime};
@@ -33,6 +34,11 @@ const ADMIN: &str = "admin";
 /// How long a client waits while there is no leader.
 const LEADER_PATIENCE: Duration = Duration::from_secs(10);
 const BACKLOG: u32 = 1024;
+/// As at the broker's own listeners, which see only the relay.
+const KEEP_ALIVE: TcpKeepalive = TcpKeepalive::new()
+    .with_time(Duration::from_secs(60))
+    .with_interval(Duration::from_secs(10))
+    .with_retries(6);
 /// Pause after an error of the listener, for example without free file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -183,6 +189,7 @@ async fn join(
     leader: u32,
 ) -> io::Result<()> {
     client.set_nodelay(true)?;
+    SockRef::from(&client).set_tcp_keepalive(&KEEP_ALIVE)?;
     server.set_nodelay(true)?;
     server.write_all(received).await?;
     tokio::select! {

@@ -102,6 +102,12 @@ impl Server {
         Ok(Self { inner: Arc::new(inner) })
     }
 
+    /// The shared state of its tasks, for tests of them.
+    #[cfg(test)]
+    pub(crate) fn hub(&self) -> &Arc<Hub> {
+        &self.inner.hub
+    }
+
     /// The bound addresses, with the ports that the system chose, in the order of the configuration.
     pub fn listeners(&self) -> &[Listening] {
         &self.inner.listeners

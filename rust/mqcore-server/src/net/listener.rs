@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use mqcore_broker::model::client::Peer;
 use mqcore_session::any::ListenerTerms;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
 
 use crate::config::address::{BoundAddress, ListenAddress};
@@ -25,6 +26,13 @@ use crate::server::error::StartError;
 
 /// Connections that the system may queue before they are accepted.
 const BACKLOG: u32 = 4096;
+
+/// Silence before the first probe, the time between probes, and how many probes without an answer end the connection.
+/// Some protocols have no heartbeats: the consumers of a machine that lost its power would stay for ever.
+const KEEP_ALIVE: TcpKeepalive = TcpKeepalive::new()
+    .with_time(Duration::from_secs(60))
+    .with_interval(Duration::from_secs(10))
+    .with_retries(6);
 
 /// How long to wait when the system is out of descriptors or memory: first and maximum delay.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
@@ -119,9 +127,10 @@ impl ConnectionSource for TcpListener {
 
     async fn next(&self, _hub: &Hub) -> io::Result<Self::Accepted> {
         let (stream, address) = self.accept().await?;
-        // Without it small frames would wait for the acknowledgement of earlier ones. If the call fails, the peer has
-        // already disconnected.
+        // If a call fails, the peer has already disconnected. Without the first one, small frames would wait for the
+        // acknowledgement of earlier ones.
         let _ = stream.set_nodelay(true);
+        let _ = SockRef::from(&stream).set_tcp_keepalive(&KEEP_ALIVE);
         Ok((stream, address))
     }
 
@@ -249,4 +258,26 @@ fn is_of_one_connection(error: &io::Error) -> bool {
             | io::ErrorKind::ConnectionRefused
             | io::ErrorKind::Interrupted
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::handler::NoHandlers;
+    use crate::server::Server;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn accepted_sockets_have_keep_alive() {
+        let server = Server::start(Config::default(), Vec::new(), Arc::new(NoHandlers)).await.unwrap();
+        let (listener, address) = bind_tcp("127.0.0.1:0", false).await.unwrap();
+        let _peer = TcpStream::connect(address).await.unwrap();
+        let (stream, _) = listener.next(server.hub()).await.unwrap();
+        let socket = SockRef::from(&stream);
+        assert!(socket.keepalive().unwrap());
+        assert_eq!(socket.tcp_keepalive_time().unwrap(), Duration::from_secs(60));
+        assert_eq!(socket.tcp_keepalive_interval().unwrap(), Duration::from_secs(10));
+        assert_eq!(socket.tcp_keepalive_retries().unwrap(), 6);
+        server.stop(Duration::ZERO).await;
+    }
 }
