@@ -94,7 +94,8 @@ LAYERS: dict[str, list[set[str]]] = {
         {"shard"},
         {"net"},
         {"admin"},
-        {"server"},
+        # Tests of connections start a server.
+        {"server", "net/connection/tests"},
     ],
 }
 

@@ -24,6 +24,8 @@ mod commands;
 mod forwarding;
 mod reading;
 mod state;
+#[cfg(test)]
+mod tests;
 mod transmission;
 
 use std::future::Future;
@@ -223,6 +225,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         moved |= self.hear_program(context, now);
         moved |= self.ask_about_limits(context, now);
         moved |= self.pass_filters(context, now);
+        moved |= self.finish_answers(now);
         moved |= self.write(context);
         moved |= self.send_commands(context);
         if matches!(self.stage, ConnectionStage::Open) {
@@ -496,19 +499,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
 
     fn queue(&mut self, commands: Vec<Command>, bytes: usize) {
         self.commands.add(commands, bytes, (&self.outbox, &self.client), self.hub.placement);
-    }
-
-    /// Continues with commands about which the program's filters have decided.
-    fn pass_filters(&mut self, context: &mut Context<'_>, now: Timestamp) -> bool {
-        let mut moved = false;
-        while let Some(filtered) = self.forwarding.poll_filters(&self.hub, context) {
-            moved = true;
-            self.queue(filtered.commands, filtered.bytes);
-            if !filtered.refused.is_empty() {
-                self.give_event(Event::Confirmed(filtered.refused), now);
-            }
-        }
-        moved
     }
 
     /// Sends commands to their shards, as far as there is room and what was forwarded is safe.

@@ -40,12 +40,25 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         let mut steps = Vec::new();
         let moved = self.admission.gate.poll(context, &self.client, &self.hub, &mut steps);
         self.follow(steps, now);
-        if std::mem::take(&mut self.admission.answered) {
-            self.events_done();
-            self.take_commands(now);
-            self.resume(now);
-        }
         moved
+    }
+
+    /// Gives the session an event that does not come from a shard.
+    pub(super) fn answer(&mut self, event: Event, now: Timestamp) {
+        self.give_event(event, now);
+        self.admission.answered = true;
+    }
+
+    /// Continues the session after such events. Its peer may send nothing more before it has the answers.
+    pub(super) fn finish_answers(&mut self, now: Timestamp) -> bool {
+        if !std::mem::take(&mut self.admission.answered) {
+            return false;
+        }
+        self.events_done();
+        self.take_commands(now);
+        self.log_request_errors();
+        self.resume(now);
+        true
     }
 
     pub(super) fn follow(&mut self, steps: Vec<GateAction>, now: Timestamp) {
@@ -60,8 +73,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                     if matches!(event, Event::Refused(_)) {
                         self.count_closed(CloseReason::Refused);
                     }
-                    self.give_event(event, now);
-                    self.admission.answered = true;
+                    self.answer(event, now);
                 }
             }
         }
@@ -115,7 +127,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             passes
         });
         for event in refused {
-            self.give_event(event, now);
+            self.answer(event, now);
         }
     }
 }

@@ -8,14 +8,32 @@ use std::task::{Context, Poll};
 
 use mqcore_broker::model::client::Client;
 use mqcore_broker::model::command::Command;
+use mqcore_broker::model::effect::Event;
 use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::time::Timestamp;
 use mqcore_session::forwards::{ForwardBatch, Forwards};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
 
+use super::Connection;
 use crate::hub::Hub;
 use crate::nodes::filter::{FilteredBatch, PendingFilter, PendingLinkFilter, filter_accepted};
 use crate::nodes::membership::Nodes;
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
+    /// Continues with commands about which the program's filters have decided.
+    pub(super) fn pass_filters(&mut self, context: &mut Context<'_>, now: Timestamp) -> bool {
+        let mut moved = false;
+        while let Some(filtered) = self.forwarding.poll_filters(&self.hub, context) {
+            moved = true;
+            self.queue(filtered.commands, filtered.bytes);
+            if !filtered.refused.is_empty() {
+                self.answer(Event::Confirmed(filtered.refused), now);
+            }
+        }
+        moved
+    }
+}
 
 /// Forwarding for one connection.
 pub(super) struct Forwarding {
