@@ -70,6 +70,7 @@ pub(crate) struct ServerConnection {
     welcomed: bool,
     unread: Vec<u8>,
     stalled: bool,
+    woken: bool,
     source: InputState,
     output: Vec<u8>,
     stage: Stage,
@@ -127,6 +128,7 @@ impl ServerConnection {
             welcomed: false,
             unread: Vec::new(),
             stalled: false,
+            woken: false,
             source: InputState::Open,
             output: Vec::new(),
             stage: Stage::Open,
@@ -254,7 +256,7 @@ impl ServerConnection {
         {
             self.append(|session, output| session.pump(output));
             if !self.session.has_more() {
-                self.stalled = false;
+                self.woken = true;
                 self.resume(now, placement);
                 self.look_at_session(Ok(()), now);
             }
@@ -314,7 +316,7 @@ impl ServerConnection {
             return;
         }
         let result = self.append(|session, output| session.event(event, now, output));
-        self.stalled = false;
+        self.woken = true;
         self.look_at_session(result, now);
         self.look_for_client();
     }
@@ -379,13 +381,14 @@ impl ServerConnection {
         self.unread = rest.to_vec();
         let needed = if rest.is_empty() { 0 } else { self.session.needed(rest) };
         self.stalled = needed > 0 && needed <= rest.len();
+        self.woken = false;
         self.queue(commands, placement);
         self.session.take_request_errors();
         self.look_at_session(result.map(drop), now);
     }
 
     fn resume(&mut self, now: Timestamp, placement: Placement) {
-        if !self.stalled && !self.unread.is_empty() && self.stage == Stage::Open {
+        if std::mem::take(&mut self.woken) && self.stalled && self.stage == Stage::Open {
             let input = std::mem::take(&mut self.unread);
             self.receive(&input, now, placement);
         }

@@ -110,15 +110,15 @@ enum Round {
 impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     /// Starts the task of a connection that the registry has opened.
     pub(crate) fn spawn(hub: &Arc<Hub>, stream: S, outbox: Arc<Outbox>, admin: bool, peer: Peer) {
-        Self::start(hub, stream, outbox, admin, peer, false);
+        hub.runtime.spawn(Self::begin(hub, stream, outbox, admin, peer, false));
     }
 
     /// The same for a connection within this process, which needs no login.
     pub(crate) fn spawn_inside(hub: &Arc<Hub>, stream: S, outbox: Arc<Outbox>) {
-        Self::start(hub, stream, outbox, true, Peer::default(), true);
+        hub.runtime.spawn(Self::begin(hub, stream, outbox, true, Peer::default(), true));
     }
 
-    fn start(hub: &Arc<Hub>, stream: S, outbox: Arc<Outbox>, admin: bool, peer: Peer, inside: bool) {
+    fn begin(hub: &Arc<Hub>, stream: S, outbox: Arc<Outbox>, admin: bool, peer: Peer, inside: bool) -> Self {
         let now = hub.clock.now();
         let peer = Arc::new(peer);
         let origin = RequestOrigin {
@@ -152,7 +152,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             _alive: hub.shutdown.enter(),
         };
         connection.open();
-        hub.runtime.spawn(connection);
+        connection
     }
 
     /// Sessions without a handshake know their client at once, and may emit commands before their peer sends
@@ -193,7 +193,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         self.set_time();
         self.output.append(|output| self.session.pump(output));
         if !self.session.has_more() {
-            self.input.stalled = false;
+            self.input.woken = true;
             self.resume(now);
             self.look_at_session(Ok(()));
         }
@@ -368,7 +368,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             return;
         }
         let result = self.output.append(|output| self.session.event(event, now, output));
-        self.input.stalled = false;
+        self.input.woken = true;
         self.look_at_session(result);
         self.look_for_client();
     }
@@ -391,7 +391,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             moved = true;
             let session = &mut self.session;
             let result = self.output.append(|output| session.extension_answered(id, answer, output));
-            self.input.stalled = false;
+            self.input.woken = true;
             self.look_at_session(result);
         }
         if moved {

@@ -203,6 +203,10 @@ impl Session for TmqpSession {
             Stage::Hello => tmqp::needed(input, &handshake::limits(&self.config)),
             // Frames behind the Hello wait for the broker's answer, and no more of them is read.
             Stage::Introduced => Ok(input.len()),
+            // An invalid frame behind too many lists waits like a valid one.
+            Stage::Open if self.exchange.pending.has_too_many_lists() => {
+                Ok(tmqp::needed(input, &self.config.limits).unwrap_or(input.len()))
+            }
             Stage::Open => tmqp::needed(input, &self.config.limits),
             Stage::Over => Ok(0),
         };

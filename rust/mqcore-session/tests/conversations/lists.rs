@@ -8,7 +8,7 @@ use mqcore_broker::model::rejection::RejectionKind;
 use mqcore_broker::model::stats::ChannelInformation;
 use mqcore_session::session::Session;
 use mqcore_session::tmqp::OPEN_LISTS_MAX;
-use mqcore_wire::tmqp::Frame;
+use mqcore_wire::tmqp::{self, Frame, Kind};
 
 use super::talk::{Talk, channel_information, encoded, only_frame, operation, rejection};
 
@@ -121,6 +121,9 @@ fn a_session_with_many_unanswered_lists_reads_nothing_until_one_is_answered() {
     let size = list(b"256").len();
     assert_eq!(talk.unread(), 2 * size, "one list is read, 255 wait");
     assert!(talk.session.needed(&list(b"256")) <= size, "more input does not help");
+    let mut too_large = Vec::new();
+    tmqp::encode_head(&Frame::new(Kind::QUEUE), 1 << 40, &mut too_large);
+    assert_eq!(talk.session.needed(&too_large), too_large.len(), "nor does it behind an invalid frame");
     for left in [1, 0, 0] {
         let parts = [part(&[], None), part(&[], None), part(&[], None), part(&[], None)];
         reply_parts(&mut talk, request, parts);

@@ -100,7 +100,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         keys.remember(answers);
         self.admission.asking = None;
         self.hub.moved();
-        self.input.stalled = false;
+        self.input.woken = true;
         self.resume(now);
         self.look_at_session(Ok(()));
         true

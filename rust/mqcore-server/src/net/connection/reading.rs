@@ -178,6 +178,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         }
         let needed = if rest.is_empty() { 0 } else { self.session.needed(rest) };
         self.input.stalled = needed > 0 && needed <= rest.len();
+        self.input.woken = false;
     }
 
     /// Counts the input that waits towards its limit: of half-open connections, or of clients with a large frame.
@@ -196,10 +197,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         }
     }
 
-    /// Offers frames again that waited for an event.
+    /// Offers frames again that waited for an event. An unfinished frame waits for more input instead: offered again,
+    /// it would be copied each time and count as a heartbeat.
     pub(super) fn resume(&mut self, now: Timestamp) {
-        if !self.input.stalled && !self.input.unread.is_empty() && matches!(self.stage, ConnectionStage::Open)
-        {
+        let woken = std::mem::take(&mut self.input.woken);
+        if woken && self.input.stalled && matches!(self.stage, ConnectionStage::Open) {
             let input = std::mem::take(&mut self.input.unread);
             self.receive(&input, now);
         }

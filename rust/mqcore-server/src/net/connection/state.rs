@@ -38,6 +38,8 @@ pub(super) struct Input {
     pub(super) usual_commands: usize,
     /// The session has complete frames, and consumes no more of them before the next event.
     pub(super) stalled: bool,
+    /// Since the session last left input, something happened for which it may have waited.
+    pub(super) woken: bool,
     pub(super) state: InputState,
 }
 

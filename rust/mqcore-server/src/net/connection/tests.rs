@@ -1,15 +1,27 @@
 //! Connections over streams that tests control, on a running server.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::task::{Context, Waker};
+use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+use mqcore_broker::model::client::Peer;
 use mqcore_broker::model::options::{ChannelOptions, QueueOptions, Status};
-use mqcore_session::any::Protocol;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use mqcore_session::any::{ListenerTerms, Protocol};
+use mqcore_session::micromessage::listener::MicroMessageTerms;
+use mqcore_wire::micromessage as mm2;
+use mqcore_wire::micromessage::handshake::{self, Handshake};
+use mqcore_wire::tmqp::hello::{self, Hello};
+use mqcore_wire::tmqp::{self, Frame, Kind};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
 use tokio::time::timeout;
 
-use crate::config::Config;
+use super::Connection;
+use crate::config::{ClockConfig, Config};
 use crate::handler::NoHandlers;
+use crate::net::outbox::OutboxItem;
 use crate::server::Server;
 
 /// Nothing here takes this long unless it is broken.
@@ -33,6 +45,140 @@ fn config() -> Config {
 
 async fn start(config: Config) -> Server {
     Server::start(config, Vec::new(), Arc::new(NoHandlers)).await.expect("the server starts")
+}
+
+/// Starts the task of a connection.
+fn connect(
+    server: &Server,
+    terms: ListenerTerms,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+) {
+    let outbox = server.hub().registry.open_as(terms).expect("there is room");
+    Connection::spawn_inside(server.hub(), stream, outbox);
+}
+
+/// Looks again and again until it holds.
+async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let start = Instant::now();
+    while !holds().await {
+        assert!(start.elapsed() < PATIENCE, "never: {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+async fn received(server: &Server) -> u64 {
+    server.snapshot().await.queues.iter().map(|queue| queue.stats.received).sum()
+}
+
+// --- TMQP ---------------------------------------------------------------------------------------------------------------
+
+/// The first bytes of a client.
+fn opening(id: &str) -> Vec<u8> {
+    hello::opening(&Hello { client_id: Some(id), ..Hello::default() }, b"hello").expect("a plain Hello")
+}
+
+fn encoded(frame: &Frame<'_>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    tmqp::encode(frame, &mut bytes);
+    bytes
+}
+
+fn push(id: &str, payload: &[u8]) -> Vec<u8> {
+    encoded(&Frame { id: id.as_bytes(), target: b"orders", payload, ..Frame::new(Kind::QUEUE) })
+}
+
+/// Runs a connection without a task of its own until it holds.
+async fn run<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    connection: &mut Connection<S>,
+    mut holds: impl FnMut(&Connection<S>) -> bool,
+) {
+    let begun = Instant::now();
+    while !holds(connection) {
+        assert!(begun.elapsed() < PATIENCE, "it never holds");
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(Pin::new(&mut *connection).poll(&mut context).is_pending(), "it is open");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn output_does_not_copy_an_unfinished_frame() {
+    let server = start(config()).await;
+    let outbox = server.hub().registry.open(Protocol::Tmqp).expect("there is room");
+    let (ours, mut theirs) = tokio::io::duplex(1 << 20);
+    let mut connection =
+        Connection::begin(server.hub(), ours, Arc::clone(&outbox), true, Peer::default(), true);
+    theirs.write_all(&opening("uploader")).await.expect("it reads");
+    let large = push("large", &[7; 1 << 20]);
+    theirs.write_all(&large[..500_000]).await.expect("it reads");
+    run(&mut connection, |connection| connection.input.unread.len() == 500_000).await;
+    let before = connection.input.unread.as_ptr();
+    for _ in 0..100 {
+        let message = Bytes::from(push("x", b"delivered"));
+        let bytes = message.len();
+        outbox.push(&mut vec![OutboxItem::Shared(message)], bytes, 0);
+        run(&mut connection, |connection| connection.taken.is_empty()).await;
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(Pin::new(&mut connection).poll(&mut context).is_pending(), "it is open");
+        assert_eq!(connection.input.unread.as_ptr(), before, "the frame stays where it is");
+    }
+    theirs.write_all(&large[500_000..]).await.expect("it reads");
+    let arrived = connection.counters().bytes_in.get();
+    run(&mut connection, |connection| connection.input.unread.is_empty()).await;
+    assert!(connection.counters().bytes_in.get() > arrived);
+    eventually("the message arrives", async || received(&server).await == 1).await;
+    drop(connection);
+    server.stop(Duration::ZERO).await;
+}
+
+// --- MicroMessage2 ------------------------------------------------------------------------------------------------------
+
+/// Both messages of a client in the handshake.
+fn greeting(required: &[u8]) -> Vec<u8> {
+    let (identity, optional) = (&b"peer"[..], &b""[..]);
+    let mut bytes = Vec::new();
+    for _ in 0..2 {
+        let message = Handshake { major: 1, minor: 0, flags: 0, identity, required, optional };
+        handshake::encode(&message, &mut bytes);
+    }
+    bytes
+}
+
+/// A client with the extension for subscriptions, over a stream without a socket.
+async fn micromessage(server: &Server, terms: MicroMessageTerms) -> DuplexStream {
+    let (ours, mut theirs) = tokio::io::duplex(1 << 16);
+    connect(server, ListenerTerms::MicroMessage(Arc::new(terms)), ours);
+    theirs.write_all(&greeting(b"pub-sub")).await.expect("it reads");
+    theirs
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn output_does_not_make_a_silent_peer_heard() {
+    let server = start(Config { clock: ClockConfig::Manual, ..config() }).await;
+    let terms = MicroMessageTerms { idle_timeout: Duration::from_secs(1), ..MicroMessageTerms::default() };
+    let mut silent = micromessage(&server, terms).await;
+    let mut subscribe = Vec::new();
+    let payload = b"subscribe;destination=topic%2Fnews";
+    mm2::encode(&mm2::Frame::Command { payload }, &mut subscribe);
+    silent.write_all(&subscribe).await.expect("it reads");
+    let mut producer = server.connect_local(Protocol::Tmqp);
+    producer.write_all(&opening("producer")).await.expect("it reads");
+    server.settle().await;
+    // The first byte of a message, and nothing more.
+    silent.write_all(&[0]).await.expect("it reads");
+    server.settle().await;
+    let news = Frame { id: b"x", target: b"@topic:news", payload: b"news", ..Frame::new(Kind::QUEUE) };
+    for _ in 0..4 {
+        producer.write_all(&encoded(&news)).await.expect("it reads");
+        server.settle().await;
+        server.advance(Duration::from_millis(300));
+        server.settle().await;
+    }
+    assert_eq!(server.snapshot().await.topics[0].stats.delivered, 4);
+    let mut said = Vec::new();
+    timeout(PATIENCE, silent.read_to_end(&mut said)).await.expect("it is closed").expect("it reads");
+    assert!(String::from_utf8_lossy(&said).contains("nothing came for 1s"));
+    server.stop(Duration::ZERO).await;
 }
 
 // --- Throttr ------------------------------------------------------------------------------------------------------------
