@@ -140,8 +140,9 @@ class BrokerConfig:
     """Maximum bytes of unfinished input of all connections without a login. Beyond it, the broker closes the connection
     whose input has waited longest. Default 64 MiB."""
     unfinished_bytes_max: int = 1 << 30
-    """Maximum bytes of unfinished frames of all clients, counting frames from 32 KiB on. Beyond it, or beyond a quarter
-    of the memory that the process may use, the broker disconnects the client whose frame began first. Default 1 GiB."""
+    """Maximum bytes of unfinished frames and messages of all clients, counting those from 32 KiB on. Beyond it, or
+    beyond a quarter of the memory that the process may use, the broker disconnects the client whose input has waited
+    longest. Default 1 GiB."""
     output_bytes_max: int = 8 * 1024 * 1024
     """Maximum bytes waiting to be written to one connection. Default 8 MiB."""
     slow_consumer_timeout: Duration = 30.0

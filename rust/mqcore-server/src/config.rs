@@ -87,8 +87,8 @@ pub struct Config {
     /// Maximum bytes of unfinished input of all connections without a completed login; beyond it, the connection whose
     /// input has waited longest is closed. Default 64 MiB.
     pub half_open_bytes_max: usize,
-    /// Maximum bytes of unfinished frames of all clients, counting frames from 32 KiB on; beyond it, the client whose
-    /// frame began first is disconnected. Default 1 GiB.
+    /// Maximum bytes of unfinished frames and messages of all clients, counting those from 32 KiB on; beyond it, the
+    /// client whose input has waited longest is disconnected. Default 1 GiB.
     pub unfinished_bytes_max: usize,
     /// Maximum bytes of output that wait for one connection. Above half of it the connection is congested and
     /// receives no deliveries until it is below a quarter. Above the maximum, the connection is closed. Default 8

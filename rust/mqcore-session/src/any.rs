@@ -367,6 +367,11 @@ impl Session for AnySession {
     }
 
     #[inline]
+    fn unfinished_bytes(&self) -> usize {
+        each!(self, session => session.unfinished_bytes())
+    }
+
+    #[inline]
     fn is_node(&self) -> bool {
         each!(self, session => session.is_node())
     }

@@ -192,6 +192,13 @@ pub trait Session: Send {
         0
     }
 
+    /// Memory of input that the session has consumed and can use only with more input, in bytes: parts of a message.
+    /// Default 0.
+    #[inline]
+    fn unfinished_bytes(&self) -> usize {
+        0
+    }
+
     /// Whether the peer is another broker. Default no.
     fn is_node(&self) -> bool {
         false

@@ -337,6 +337,12 @@ impl Assembly {
         self.open.is_some()
     }
 
+    /// Memory of the incomplete message in bytes; 0 without one.
+    pub fn unfinished_bytes(&self) -> usize {
+        let size = |open: &Joined| open.destination.len() + open.properties.len() + open.payload.capacity();
+        self.open.as_ref().map_or(0, size)
+    }
+
     /// Adds a frame to the current message.
     ///
     /// # Errors

@@ -283,7 +283,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 tracing::info!(
                     connection = self.outbox.connection.0,
                     client = &*self.client.id,
-                    bytes = self.input.unread.len(),
+                    bytes = self.unfinished_bytes(),
                     "closed: its unfinished frame is the oldest, and all unfinished frames exceed {}",
                     if self.welcomed { "unfinished_bytes_max" } else { "half_open_bytes_max" }
                 );

@@ -1,4 +1,4 @@
-//! Limits on unfinished input: frames and lines of which a peer has sent a part.
+//! Limits on unfinished input: frames, lines and messages of which a peer has sent a part.
 //!
 //! Beyond a limit, the connection whose input has waited longest is closed. A peer that means to finish a frame does so
 //! soon, so those that hold memory without finishing lose it first.
@@ -13,7 +13,7 @@ use crate::net::outbox::{Order, Outbox};
 pub(crate) struct InputBudgets {
     /// All input of connections without a completed login.
     pub(crate) half_open: Arc<InputBudget>,
-    /// Large frames of clients.
+    /// Large frames and messages of clients.
     pub(crate) clients: Arc<InputBudget>,
 }
 

@@ -552,6 +552,10 @@ impl Session for MicroMessageSession {
         self.outgoing.waiting_bytes()
     }
 
+    fn unfinished_bytes(&self) -> usize {
+        self.assembly.unfinished_bytes()
+    }
+
     fn next_timeout(&self) -> Timestamp {
         match self.stage {
             Stage::Offering | Stage::Concluding { .. } => self.opened_at.after(self.config.handshake_timeout),

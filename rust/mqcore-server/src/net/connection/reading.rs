@@ -170,20 +170,26 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
 
     pub(super) fn keep(&mut self, rest: &[u8]) {
         if rest.is_empty() {
-            self.input.clear();
+            self.input.unread = Vec::new();
         } else {
             self.input.unread.clear();
             self.input.unread.extend_from_slice(rest);
-            self.charge_input();
         }
+        self.charge_input();
         let needed = if rest.is_empty() { 0 } else { self.session.needed(rest) };
         self.input.stalled = needed > 0 && needed <= rest.len();
         self.input.woken = false;
     }
 
-    /// Counts the input that waits towards its limit: of half-open connections, or of clients with a large frame.
+    /// Memory of input that waits here, and of parts of a message that wait in the session.
+    pub(super) fn unfinished_bytes(&self) -> usize {
+        self.input.unread.capacity() + self.session.unfinished_bytes()
+    }
+
+    /// Counts the input that waits towards its limit: of half-open connections, or of clients with a large frame or
+    /// message.
     pub(super) fn charge_input(&mut self) {
-        let bytes = self.input.unread.capacity();
+        let bytes = self.unfinished_bytes();
         let counts = if self.welcomed { bytes >= LARGE_BYTES } else { bytes > 0 };
         if !counts {
             self.input.charge = None;

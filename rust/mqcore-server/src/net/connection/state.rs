@@ -32,7 +32,7 @@ impl Admission {
 pub(super) struct Input {
     /// The rest of the input: less than a frame, or frames that wait for an event.
     pub(super) unread: Vec<u8>,
-    /// The share of `unread` in the limits of unfinished input.
+    /// The share of `unread`, and of what the session keeps of it, in the limits of unfinished input.
     pub(super) charge: Option<InputCharge>,
     /// Number of commands of the last read, as an estimate for the next one.
     pub(super) usual_commands: usize,

@@ -11,8 +11,8 @@ use mqcore_broker::model::client::Peer;
 use mqcore_broker::model::options::{ChannelOptions, QueueOptions, Status};
 use mqcore_session::any::{ListenerTerms, Protocol};
 use mqcore_session::micromessage::listener::MicroMessageTerms;
-use mqcore_wire::micromessage as mm2;
 use mqcore_wire::micromessage::handshake::{self, Handshake};
+use mqcore_wire::micromessage::{self as mm2, MessageFrame};
 use mqcore_wire::tmqp::hello::{self, Hello};
 use mqcore_wire::tmqp::{self, Frame, Kind};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
@@ -23,6 +23,7 @@ use crate::config::{ClockConfig, Config};
 use crate::handler::NoHandlers;
 use crate::net::outbox::OutboxItem;
 use crate::server::Server;
+use crate::stats::counters::CloseReason;
 
 /// Nothing here takes this long unless it is broken.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -64,6 +65,10 @@ async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
         assert!(start.elapsed() < PATIENCE, "never: {what}");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
+}
+
+fn open_connections(server: &Server) -> usize {
+    server.hub().registry.all().len()
 }
 
 async fn received(server: &Server) -> u64 {
@@ -152,6 +157,15 @@ async fn micromessage(server: &Server, terms: MicroMessageTerms) -> DuplexStream
     theirs
 }
 
+/// A part of the first message.
+fn part(continued: bool, payload: &[u8]) -> Vec<u8> {
+    let (sequence, destination, properties) = (1, &b"orders"[..], &b""[..]);
+    let mut bytes = Vec::new();
+    let frame = MessageFrame { continued, sequence, destination, properties, payload };
+    mm2::encode(&mm2::Frame::Message(frame), &mut bytes);
+    bytes
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn output_does_not_make_a_silent_peer_heard() {
     let server = start(Config { clock: ClockConfig::Manual, ..config() }).await;
@@ -178,6 +192,26 @@ async fn output_does_not_make_a_silent_peer_heard() {
     let mut said = Vec::new();
     timeout(PATIENCE, silent.read_to_end(&mut said)).await.expect("it is closed").expect("it reads");
     assert!(String::from_utf8_lossy(&said).contains("nothing came for 1s"));
+    server.stop(Duration::ZERO).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn parts_of_unfinished_messages_count_as_unfinished_input() {
+    let server = start(Config { unfinished_bytes_max: 4 << 20, ..config() }).await;
+    let mut older = micromessage(&server, MicroMessageTerms::default()).await;
+    let mut younger = micromessage(&server, MicroMessageTerms::default()).await;
+    let payload = vec![7; 1 << 20];
+    for peer in [&mut older, &mut younger] {
+        for _ in 0..3 {
+            peer.write_all(&part(true, &payload)).await.expect("it reads");
+        }
+    }
+    let closed = server.hub().counters.of(Protocol::MicroMessage).closed(CloseReason::InputLimit);
+    eventually("the older one is closed", async || closed.get() == 1).await;
+    assert!(server.hub().input.clients.held() <= 4 << 20);
+    younger.write_all(&part(false, &payload)).await.expect("it reads");
+    eventually("the message arrives", async || received(&server).await == 1).await;
+    assert_eq!((open_connections(&server), server.hub().input.clients.held()), (1, 0));
     server.stop(Duration::ZERO).await;
 }
 
