@@ -192,6 +192,62 @@ async fn messages_published_before_a_connection_closes_are_delivered() {
     server.stop(PATIENCE).await;
 }
 
+/// Whether the system of the server has everything that a peer has sent.
+#[cfg(target_os = "linux")]
+fn has_all(peer: &TcpStream) -> bool {
+    let port = format!(":{:04X}", peer.local_addr().expect("it is connected").port());
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(300) {
+        let table = std::fs::read_to_string("/proc/net/tcp").expect("Linux has it");
+        let mut lines = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let line = lines.find(|columns| columns[1].ends_with(&port)).expect("it is open");
+        if line[4].starts_with("00000000:") {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    false
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn messages_count_whose_producer_closes_without_reading_the_answers() {
+    let server = start(config()).await;
+    let mut producer = dial(&server, "producer").await;
+    let mut frames = Vec::new();
+    for _ in 0..100 {
+        let frame = Frame {
+            id: b"x",
+            target: b"unread",
+            payload: &[0; 1000],
+            pending_acknowledge: true,
+            ..Frame::new(Kind::QUEUE)
+        };
+        tmqp::encode(&frame, &mut frames);
+    }
+    // The system enlarges its buffers for a fast peer.
+    for _ in 0..40 {
+        producer.write(&frames).await;
+    }
+    let received = async || server.snapshot().await.queues.first().map_or(0, |queue| queue.stats.received);
+    eventually("the first ones arrive", async || received().await == 4000).await;
+    // The server runs on the same thread and reads nothing meanwhile.
+    let mut sent = 4000;
+    while sent < 10_000 && producer.stream.try_write(&frames).is_ok_and(|written| written == frames.len()) {
+        if !has_all(&producer.stream) {
+            break;
+        }
+        sent += 100;
+    }
+    assert!(sent > 4000, "more than one read of the server");
+    // Because of unread answers, the system of the client resets the connection.
+    drop(producer);
+    eventually("the producer is gone", async || server.snapshot().await.clients.is_empty()).await;
+    let received = received().await;
+    assert!(received >= sent, "{sent} were sent, and only {received} count");
+    server.stop(PATIENCE).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_consumer_that_said_goodbye_is_handed_nothing_more_even_if_its_socket_stays() {
     let server = start(with_status(Status::RoundRobin)).await;

@@ -211,7 +211,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             moved = true;
             // Only output that the peer does not take counts. Otherwise a late task would cost its peer the connection.
             self.write(context);
-            if self.outbox.is_above_limit(self.output.len() + self.session.waiting_bytes()) {
+            let unwritten = self.output.len() + self.session.waiting_bytes();
+            if self.outbox.is_above_limit(unwritten) && !self.output.is_broken() {
                 self.overflow();
             }
         }
@@ -239,6 +240,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             // Output that can be written at once is written before anything else is checked.
             self.write(context);
         }
+        moved |= self.give_up(context);
         moved |= self.leave_shards();
         let over = self.leave(context);
         self.settle();
@@ -329,6 +331,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                         self.give_event(event, now);
                     }
                 }
+                // Shards believe that it is slow, but it reads the rest of the input and ends by itself.
+                OutboxItem::Close(CloseReason::SlowConsumer) if self.output.is_broken() => {}
                 OutboxItem::Close(reason) => {
                     self.count_closed(reason);
                     self.begin_leaving(false, false);
@@ -364,7 +368,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     }
 
     fn give_event(&mut self, event: Event, now: Timestamp) {
-        if !matches!(self.stage, ConnectionStage::Open) {
+        // A delivery that the peer cannot get returns to its queue when the connection ends.
+        let is_lost =
+            self.output.is_broken() && matches!(event, Event::Delivered(_) | Event::Published { .. });
+        if is_lost || !matches!(self.stage, ConnectionStage::Open) {
             return;
         }
         let result = self.output.append(|output| self.session.event(event, now, output));
@@ -483,7 +490,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         match self.output.write(&mut self.stream, context, &self.hub.spare_bytes, bytes_out) {
             Ok(moved) => moved,
             Err(_) => {
-                self.die();
+                self.lose_output();
                 true
             }
         }
@@ -512,7 +519,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     /// Reports the change of the output to the outbox, and room in it to the shards that wait for it.
     fn settle(&mut self) {
         let waiting = self.output.settle(self.session.waiting_bytes(), &self.outbox);
-        if waiting == 0 {
+        if waiting == 0 || self.output.is_broken() {
             return;
         }
         for (shard, handle) in self.hub.shards.iter().enumerate() {

@@ -181,6 +181,9 @@ impl Engine {
                 Input::Writable(connection) => {
                     self.broker.writable(connection, now, &mut self.effects);
                 }
+                Input::Unwritable(connection) => {
+                    self.broker.congested(connection, now, &mut self.effects);
+                }
             }
         }
         self.finish(now);

@@ -51,6 +51,8 @@ pub(crate) enum Input {
     Closed(ConnectionId),
     /// A congested connection accepts more again.
     Writable(ConnectionId),
+    /// A connection accepts no output any more. `Closed` follows.
+    Unwritable(ConnectionId),
 }
 
 /// Input that must not wait behind publishers, because they may wait for it.

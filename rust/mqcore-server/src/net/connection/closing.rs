@@ -1,5 +1,6 @@
 //! The end of a connection: what is still written, read and sent to shards.
 
+use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use tokio::time::Instant;
 
 use super::Connection;
 use super::reading::read_and_discard;
-use super::state::{ConnectionStage, Leave};
+use super::state::{ConnectionStage, InputState, Leave};
 
 /// Time for the peer to read the rest of the output and to close its side. Without it the system would discard what the
 /// peer has not read yet, because of input that we did not read.
@@ -29,6 +30,35 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             self.input.clear();
             self.admission.gate.peer_gone();
         }
+    }
+
+    /// The stream has failed to accept output. Often the peer has closed, and the system still holds input that it had
+    /// sent before: that counts, so it is read to its end as usual. The shards deliver nothing more meanwhile.
+    pub(super) fn lose_output(&mut self) {
+        let reads_on = matches!(self.stage, ConnectionStage::Open) && self.input.state != InputState::Paused;
+        if !reads_on {
+            return self.die();
+        }
+        self.output.break_off();
+        self.commands.stop_deliveries(self.outbox.connection, &self.hub);
+    }
+
+    /// Ends a connection with a broken output that waits in vain: for a peer that never closes its side, or, after the
+    /// end of its input, for answers that its peer cannot get. Its deliveries return to their queues only at the end.
+    pub(super) fn give_up(&mut self, context: &mut Context<'_>) -> bool {
+        if !self.output.is_broken() || !matches!(self.stage, ConnectionStage::Open) {
+            return false;
+        }
+        if self.has_commands() || self.input.stalled || self.session.has_more() {
+            self.input.patience = None;
+            return false;
+        }
+        let until = self.input.patience.get_or_insert_with(|| Box::pin(tokio::time::sleep(LINGER)));
+        let is_over = until.as_mut().poll(context).is_ready();
+        if is_over {
+            self.die();
+        }
+        is_over
     }
 
     pub(super) fn die(&mut self) {

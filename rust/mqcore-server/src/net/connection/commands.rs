@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 
 use mqcore_broker::model::client::Client;
 use mqcore_broker::model::command::{Command, Destination};
+use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::placement::Placement;
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, TryAcquireError};
 
@@ -41,6 +42,16 @@ impl CommandQueue {
     /// Whether a shard may know this connection.
     pub(super) fn is_known_to_shards(&self) -> bool {
         self.known_to_shards
+    }
+
+    /// Makes all shards deliver nothing more to the connection.
+    pub(super) fn stop_deliveries(&mut self, connection: ConnectionId, hub: &Hub) {
+        // They forget that when they are notified that it is closed.
+        self.known_to_shards = true;
+        hub.moved();
+        for handle in &hub.shards {
+            handle.send(Input::Unwritable(connection));
+        }
     }
 
     /// Notifies all shards that may know the connection that it is closed. Before that, sends `farewells`, which need no

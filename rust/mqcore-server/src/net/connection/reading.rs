@@ -54,7 +54,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 true
             }
             Poll::Ready(Ok(read)) => {
+                self.input.patience = None;
                 self.counters().bytes_in.add(read as u64);
+                true
+            }
+            // Some systems report here why the output broke, once all input is read.
+            Poll::Ready(Err(_)) if self.output.is_broken() => {
+                self.end_of_input(now);
                 true
             }
             Poll::Ready(Err(_)) => {
@@ -67,6 +73,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     /// The peer has closed its side. Sessions may still handle and answer the rest of the input.
     pub(super) fn end_of_input(&mut self, now: Timestamp) {
         self.input.state = InputState::Closed;
+        self.input.patience = None;
         let rest = std::mem::take(&mut self.input.unread);
         self.receive(&rest, now);
         if !self.session.outlives_input() {

@@ -41,6 +41,8 @@ pub(super) struct Input {
     /// Since the session last left input, something happened for which it may have waited.
     pub(super) woken: bool,
     pub(super) state: InputState,
+    /// With a broken output: how long the connection waits for the next input or for its end.
+    pub(super) patience: Option<Pin<Box<Sleep>>>,
 }
 
 impl Input {

@@ -1,26 +1,34 @@
 //! Connections over streams that tests control, on a running server.
 
 use std::future::Future;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Waker};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use mqcore_broker::model::client::Peer;
+use mqcore_broker::model::config::HandlerSpec;
+use mqcore_broker::model::decision::{Decision, Step, Steps};
+use mqcore_broker::model::effect::Question;
 use mqcore_broker::model::options::{ChannelOptions, QueueOptions, Status};
+use mqcore_broker::model::policy;
 use mqcore_session::any::{ListenerTerms, Protocol};
 use mqcore_session::micromessage::listener::MicroMessageTerms;
+use mqcore_wire::codec::Limits;
 use mqcore_wire::micromessage::handshake::{self, Handshake};
 use mqcore_wire::micromessage::{self as mm2, MessageFrame};
 use mqcore_wire::tmqp::hello::{self, Hello};
-use mqcore_wire::tmqp::{self, Frame, Kind};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
+use mqcore_wire::tmqp::operation::Operation;
+use mqcore_wire::tmqp::{self, Frame, Kind, PREAMBLE};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 use tokio::time::timeout;
 
 use super::Connection;
 use crate::config::{ClockConfig, Config};
-use crate::handler::NoHandlers;
+use crate::handler::{AnswerSink, HandlerPort, NoHandlers};
 use crate::net::outbox::OutboxItem;
 use crate::server::Server;
 use crate::stats::counters::CloseReason;
@@ -90,6 +98,143 @@ fn encoded(frame: &Frame<'_>) -> Vec<u8> {
 
 fn push(id: &str, payload: &[u8]) -> Vec<u8> {
     encoded(&Frame { id: id.as_bytes(), target: b"orders", payload, ..Frame::new(Kind::QUEUE) })
+}
+
+fn join() -> Vec<u8> {
+    encoded(&Frame {
+        content_type: Operation::JoinChannel.code(),
+        id: b"join",
+        target: b"orders",
+        pending_response: true,
+        ..Frame::new(Kind::SERVER)
+    })
+}
+
+/// Reads the answers until a message with this id.
+async fn read_message(stream: &mut DuplexStream, input: &mut Vec<u8>, id: &str) {
+    let begun = Instant::now();
+    loop {
+        if input.starts_with(&PREAMBLE) {
+            input.drain(..PREAMBLE.len());
+        }
+        if let Some((frame, size)) = tmqp::decode(input, &Limits::default()).expect("sound frames") {
+            let found = frame.kind == Kind::QUEUE && frame.id == id.as_bytes();
+            input.drain(..size);
+            if found {
+                return;
+            }
+            continue;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{id} never comes");
+        let read = timeout(PATIENCE, stream.read_buf(input)).await.expect("in time");
+        assert_ne!(read.expect("it is open"), 0, "it was closed before {id}");
+    }
+}
+
+/// A peer that sends its input at once. It accepts output until it is broken, and then writes fail.
+struct Broken {
+    input: Vec<u8>,
+    at: usize,
+    /// Whether the peer closes its side behind its input.
+    closes: bool,
+    broken: Arc<AtomicBool>,
+}
+
+impl Broken {
+    fn new(input: Vec<u8>, closes: bool, broken: bool) -> Self {
+        Self { input, at: 0, closes, broken: Arc::new(AtomicBool::new(broken)) }
+    }
+
+    fn check(&self) -> io::Result<()> {
+        if self.broken.load(Ordering::SeqCst) { Err(io::ErrorKind::BrokenPipe.into()) } else { Ok(()) }
+    }
+}
+
+impl AsyncRead for Broken {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let rest = &self.input[self.at..];
+        if rest.is_empty() && !self.closes {
+            return Poll::Pending;
+        }
+        let step = rest.len().min(buffer.remaining());
+        buffer.put_slice(&rest[..step]);
+        self.at += step;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Broken {
+    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, buffer: &[u8]) -> Poll<io::Result<usize>> {
+        Poll::Ready(self.check().map(|()| buffer.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(self.check())
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(self.check())
+    }
+}
+
+/// A login and three reads full of messages.
+fn pushes() -> (Vec<u8>, u64) {
+    let (mut bytes, mut count) = (opening("producer"), 0);
+    while bytes.len() < 3 * 64 * 1024 {
+        bytes.extend_from_slice(&push(&count.to_string(), &[7; 1000]));
+        count += 1;
+    }
+    (bytes, count)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn input_that_was_sent_before_a_write_failed_counts() {
+    let server = start(config()).await;
+    let (bytes, count) = pushes();
+    connect(&server, ListenerTerms::of(Protocol::Tmqp), Broken::new(bytes, true, true));
+    eventually("all is read, and the connection ends", async || open_connections(&server) == 0).await;
+    assert_eq!(received(&server).await, count);
+    assert!(server.snapshot().await.clients.is_empty());
+    server.stop(PATIENCE).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_accepts_no_output_and_never_closes_is_given_up() {
+    let server = start(config()).await;
+    let (bytes, count) = pushes();
+    connect(&server, ListenerTerms::of(Protocol::Tmqp), Broken::new(bytes, false, true));
+    eventually("all is read", async || received(&server).await == count).await;
+    eventually("the connection ends", async || open_connections(&server) == 0).await;
+    // With another one the server stops at once.
+    connect(&server, ListenerTerms::of(Protocol::Tmqp), Broken::new(opening("late"), false, true));
+    timeout(PATIENCE, server.stop(3 * PATIENCE)).await.expect("the stop does not wait for it");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_consumer_whose_output_broke_gets_nothing_more_and_returns_what_it_had() {
+    let server = start(config()).await;
+    let peer = Broken::new([opening("broken"), join()].concat(), false, false);
+    let broken = Arc::clone(&peer.broken);
+    connect(&server, ListenerTerms::of(Protocol::Tmqp), peer);
+    let mut other = server.connect_local(Protocol::Tmqp);
+    other.write_all(&[opening("other"), push("first", b"x")].concat()).await.expect("it reads");
+    let unsettled = async || {
+        let queues = server.snapshot().await.queues;
+        queues.iter().map(|queue| queue.in_flight).sum::<u64>()
+    };
+    eventually("the message is delivered", async || unsettled().await == 1).await;
+    broken.store(true, Ordering::SeqCst);
+    // The write of the second message fails. The other consumer gets it, and the first one.
+    other.write_all(&[push("second", b"x"), join()].concat()).await.expect("it reads");
+    let mut input = Vec::new();
+    read_message(&mut other, &mut input, "first").await;
+    read_message(&mut other, &mut input, "second").await;
+    eventually("the connection ends", async || open_connections(&server) == 1).await;
+    server.stop(Duration::ZERO).await;
 }
 
 /// Runs a connection without a task of its own until it holds.
@@ -164,6 +309,31 @@ fn part(continued: bool, payload: &[u8]) -> Vec<u8> {
     let frame = MessageFrame { continued, sequence, destination, properties, payload };
     mm2::encode(&mm2::Frame::Message(frame), &mut bytes);
     bytes
+}
+
+/// Never answers.
+struct Stuck;
+
+impl HandlerPort for Stuck {
+    fn ask(&self, _: Vec<Question>, _: &Arc<dyn AnswerSink>) {}
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_is_gone_does_not_wait_for_its_answers() {
+    let handler = HandlerSpec {
+        key: "stuck".into(),
+        overrides: Steps::NONE.with(Step::ReceivedFromProducer),
+        base: policy::MEMORY,
+        timeout: 10 * PATIENCE,
+        fallback: Decision::ALLOW,
+    };
+    let config = Config { delivery_handler: "stuck".into(), ..config() };
+    let server = Server::start(config, vec![handler], Arc::new(Stuck)).await.expect("the server starts");
+    let bytes = [greeting(b"ack"), part(false, b"never confirmed")].concat();
+    connect(&server, ListenerTerms::of(Protocol::MicroMessage), Broken::new(bytes, true, true));
+    eventually("the handler is asked", async || server.hub().counters.handlers.open() == 1).await;
+    eventually("the connection ends", async || open_connections(&server) == 0).await;
+    server.stop(Duration::ZERO).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -18,6 +18,8 @@ pub(super) struct Transmission {
     output: Output,
     /// The stream may still buffer bytes that it accepted.
     unflushed: bool,
+    /// The stream accepts no more output: it is discarded.
+    broken: bool,
     /// Bytes that were added to the output, and removed from it, since [`Transmission::settle`].
     added: usize,
     removed: usize,
@@ -59,11 +61,22 @@ impl Transmission {
         self.output.is_empty() && !self.unflushed
     }
 
-    /// Drops the output: the stream is broken.
+    /// Drops the output.
     pub(super) fn clear(&mut self) {
         self.removed += self.output.len();
         self.output.clear();
         self.unflushed = false;
+    }
+
+    /// From now on all output is discarded: the stream has failed to accept it.
+    pub(super) fn break_off(&mut self) {
+        self.broken = true;
+        self.clear();
+    }
+
+    /// Whether all output is discarded.
+    pub(super) fn is_broken(&self) -> bool {
+        self.broken
     }
 
     /// Writes as much as the stream accepts. True if that was anything.
@@ -74,6 +87,11 @@ impl Transmission {
         spares: &SpareBytes,
         bytes_out: &Counter,
     ) -> io::Result<bool> {
+        if self.broken {
+            let discards = !self.output.is_empty();
+            self.clear();
+            return Ok(discards);
+        }
         let mut moved = false;
         while !self.output.is_empty() {
             match self.output.poll_write(stream, context, spares) {
