@@ -1,3 +1,5 @@
+//! The journal thread of a shard on a disk in memory: full disks, lacking file descriptors, backups, and an idle shard.
+
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::channel;
 
