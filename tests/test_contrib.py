@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from served import ROOT, ServedBroker, serving
+from served import ROOT, ServedBroker, serving, started
 from test_cli import mqcore as cli
 
 CONTRIB = ROOT / "contrib"
@@ -181,6 +182,26 @@ def test_the_kubernetes_manifest_fits_the_schemas_of_kubernetes() -> None:
     checked = validated(MANIFEST.read_text(encoding="utf-8"))
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert checked.stderr.count("passed") + checked.stdout.count("passed") == 3
+
+
+@pytest.mark.parametrize("manifest", ["mqcore.yaml", "mqcore-cluster.yaml"])
+def test_brokers_start_as_the_manifest_says(manifest: str, tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    text = (CONTRIB / "kubernetes" / manifest).read_text(encoding="utf-8")
+    step = re.search(r"`mqcore (token generate [^`]+)`", text)
+    assert step is not None
+    table = cli(*shlex.split(step[1])).stdout.decode()
+    files = next(part["data"] for part in yaml.safe_load_all(text) if part["kind"] == "ConfigMap")
+    for number, content in enumerate(files.values()):
+        # Other nodes are not needed to see whether it listens.
+        alone = content.partition("[cluster]")[0].replace("/var/lib/mqcore", str(tmp_path / f"data-{number}"))
+        given = tmp_path / f"{number}.toml"
+        given.write_text(re.sub(r":\d+\"", ':0"', alone), encoding="utf-8")
+        assert b"clients need no login" in cli("serve", "--config", str(given)).stderr
+        given.write_text(given.read_text(encoding="utf-8") + table, encoding="utf-8")
+        command = [sys.executable, "-m", "mqcore", "serve", "--config", str(given)]
+        with started(command, {}, None) as (_, ready, _lines):
+            assert set(ready["listeners"]) == {"tmqp"}
 
 
 @pytest.mark.parametrize(
