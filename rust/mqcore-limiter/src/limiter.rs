@@ -164,13 +164,19 @@ impl Limiter {
     pub(crate) fn counted<T>(&self, shard: &mut Shard, step: impl FnOnce(&mut Shard) -> T) -> T {
         let before = shard.totals;
         let result = step(shard);
+        self.count(before, shard);
+        result
+    }
+
+    /// Updates the totals of the store by what a shard has changed since it had the totals `before`.
+    #[inline]
+    fn count(&self, before: StoreTotals, shard: &Shard) {
         let after = shard.totals;
         if before.bytes != after.bytes {
             // Two's complement: adding a negative difference subtracts.
             self.keys.fetch_add(after.keys().wrapping_sub(before.keys()), Ordering::Relaxed);
             self.bytes.fetch_add(after.bytes.wrapping_sub(before.bytes), Ordering::Relaxed);
         }
-        result
     }
 
     /// Whether `keys` more entries of `bytes` in total would exceed a limit.
@@ -368,7 +374,6 @@ impl Limiter {
         self.consume_in(&mut shard, hashed, rule, mode, made.into(), now)
     }
 
-    /// Applies a rule in several steps, because making room is a step of its own.
     #[inline]
     pub(crate) fn consume_in(
         &self,
@@ -379,7 +384,24 @@ impl Limiter {
         made: Creation<'_>,
         now: Nanos,
     ) -> Result<LimitDecision, RuleError> {
-        let pending = self.counted(shard, |shard| shard.judge(key, rule, mode, now))?;
+        let mut uncounted = shard.totals;
+        let verdict = self.judge_and_apply(shard, &mut uncounted, (key, rule, mode), made, now);
+        self.count(uncounted, shard);
+        verdict
+    }
+
+    /// Making room is a step of its own, which counts by itself: `uncounted` are the totals since which the changes of this
+    /// one do not count yet.
+    #[inline]
+    fn judge_and_apply(
+        &self,
+        shard: &mut Shard,
+        uncounted: &mut StoreTotals,
+        (key, rule, mode): (HashedKey<'_>, &Rule, ConsumeMode),
+        made: Creation<'_>,
+        now: Nanos,
+    ) -> Result<LimitDecision, RuleError> {
+        let pending = shard.judge(key, rule, mode, now)?;
         if pending.may_create() {
             shard.disown_expired(&pending);
             if !self.take_place(made.owner) {
@@ -387,9 +409,11 @@ impl Limiter {
             }
         }
         if pending.after.is_some() && pending.place.or(pending.expired).is_none() {
+            self.count(*uncounted, shard);
             self.make_room(shard, 1, entry_bytes(key.key), &[], now);
+            *uncounted = shard.totals;
         }
-        self.counted(shard, |shard| self.apply_in(shard, key, rule, &pending, made, now));
+        self.apply_in(shard, key, rule, &pending, made, now);
         Ok(pending.verdict)
     }
 
