@@ -40,6 +40,7 @@ mod entry;
 mod index;
 mod listed;
 mod run;
+mod several;
 mod shard;
 mod uses;
 mod wheel;

@@ -180,14 +180,21 @@ impl Limiter {
     }
 
     /// Whether `keys` more entries of `bytes` in total would exceed a limit.
-    fn is_full(&self, keys: u64, bytes: u64) -> bool {
+    pub(crate) fn is_full(&self, keys: u64, bytes: u64) -> bool {
         self.keys.load(Ordering::Relaxed).saturating_add(keys) > self.config.keys_max
             || self.bytes.load(Ordering::Relaxed).saturating_add(bytes) > self.config.bytes_max
     }
 
     /// Makes room for new entries by removing expired entries first and then those that expire soonest, from this shard and, if
     /// it has none, from others. Never removes the entries in `keep`. Returns false if the store is still full.
-    fn make_room(&self, shard: &mut Shard, keys: u64, bytes: u64, keep: &[u32], now: Nanos) -> bool {
+    pub(crate) fn make_room(
+        &self,
+        shard: &mut Shard,
+        keys: u64,
+        bytes: u64,
+        keep: &[u32],
+        now: Nanos,
+    ) -> bool {
         self.counted(shard, |shard| shard.sweep(now, SWEPT_PER_CREATION));
         for _ in 0..EVICTED_MAX {
             if !self.is_full(keys, bytes) {
@@ -224,7 +231,7 @@ impl Limiter {
 
     /// Takes a place for a new entry of this owner.
     #[inline]
-    fn take_place(&self, owner: Option<&Arc<KeyOwner>>) -> bool {
+    pub(crate) fn take_place(&self, owner: Option<&Arc<KeyOwner>>) -> bool {
         let taken = owner.is_none_or(|owner| owner.take());
         if !taken {
             self.rejected.fetch_add(1, Ordering::Relaxed);
@@ -420,7 +427,7 @@ impl Limiter {
     /// Applies a decision, for which the owner has taken a place if it may create an entry. Returns the place of the entry
     /// that it created, if any.
     #[inline]
-    fn apply_in(
+    pub(crate) fn apply_in(
         &self,
         shard: &mut Shard,
         key: HashedKey<'_>,
@@ -437,104 +444,6 @@ impl Limiter {
             (None, _) => {}
         }
         created
-    }
-
-    /// Applies a rule to each of several keys: to all of them, or to none if one denies the request.
-    ///
-    /// Appends a decision for each key to `verdicts` and returns whether all allowed the request. If one denied it, the others
-    /// report what they would have allowed.
-    ///
-    /// # Errors
-    /// [`RuleError`] if a rule cannot be applied. Nothing has changed and nothing was appended then.
-    pub fn consume_all<'a>(
-        &self,
-        requests: &[(&[u8], Rule)],
-        mode: ConsumeMode,
-        made: impl Into<Creation<'a>>,
-        now: Nanos,
-        verdicts: &mut Vec<LimitDecision>,
-    ) -> Result<bool, RuleError> {
-        let made = made.into();
-        if requests.len() > RULES_MAX {
-            return Err(RuleError::TooMany { max: RULES_MAX });
-        }
-        let hashed: Vec<HashedKey<'_>> = requests.iter().map(|(key, _)| self.hashed(key)).collect();
-        let twice =
-            |(index, key): (usize, &HashedKey<'_>)| hashed[..index].iter().any(|other| other.key == key.key);
-        if hashed.iter().enumerate().any(twice) {
-            return Err(RuleError::KeyTwice);
-        }
-        // All threads take locks in the same order, which prevents deadlocks.
-        let mut locked: Vec<(usize, MutexGuard<'_, Shard>)> = Vec::with_capacity(requests.len());
-        let mut order: Vec<usize> = hashed.iter().map(|key| shard_of(key.hash)).collect();
-        order.sort_unstable();
-        order.dedup();
-        locked.extend(order.into_iter().map(|shard| (shard, self.lock(shard))));
-        // Every shard was inserted above, so the search always succeeds.
-        let place = |shard: usize| locked.binary_search_by_key(&shard, |(number, _)| *number).unwrap_or(0);
-        let places: Vec<usize> = hashed.iter().map(|key| place(shard_of(key.hash))).collect();
-        let mut pending: Vec<PendingDecision> = Vec::with_capacity(requests.len());
-        for ((key, place), (_, rule)) in hashed.iter().zip(&places).zip(requests) {
-            let shard = &mut *locked[*place].1;
-            pending.push(self.counted(shard, |shard| shard.judge(*key, rule, mode, now))?);
-        }
-        let allowed = pending.iter().all(|pending| pending.verdict.allowed);
-        if allowed {
-            for (pending, place) in pending.iter().zip(&places) {
-                locked[*place].1.disown_expired(pending);
-            }
-            self.take_places(&pending, made.owner)?;
-            let mut touched: Vec<(usize, u32)> = Vec::new();
-            for (index, (key, (_, rule))) in hashed.iter().zip(requests).enumerate() {
-                let shard = &mut *locked[places[index]].1;
-                let created =
-                    self.counted(shard, |shard| self.apply_in(shard, *key, rule, &pending[index], made, now));
-                touched.extend(created.or(pending[index].place).map(|place| (places[index], place)));
-            }
-            self.make_room_after(&mut locked, &touched, now);
-        } else {
-            // The keys that would have allowed the request report their state without it.
-            for (index, (key, (_, rule))) in hashed.iter().zip(requests).enumerate() {
-                if pending[index].after.is_some() {
-                    pending[index] = locked[places[index]].1.judge(*key, rule, ConsumeMode::DryRun, now)?;
-                }
-            }
-        }
-        verdicts.extend(pending.iter().map(|pending| pending.verdict));
-        Ok(allowed)
-    }
-
-    /// Takes places for all entries that these decisions may create, or none.
-    fn take_places(
-        &self,
-        pending: &[PendingDecision],
-        owner: Option<&Arc<KeyOwner>>,
-    ) -> Result<(), RuleError> {
-        let new = pending.iter().filter(|pending| pending.may_create()).count();
-        for taken in 0..new {
-            if !self.take_place(owner) {
-                owner.into_iter().for_each(|owner| (0..taken).for_each(|_| owner.give_back()));
-                return Err(RuleError::OwnerFull);
-            }
-        }
-        Ok(())
-    }
-
-    /// Evicts entries to compensate for the growth of several keys, without evicting these keys.
-    fn make_room_after(
-        &self,
-        locked: &mut [(usize, MutexGuard<'_, Shard>)],
-        touched: &[(usize, u32)],
-        now: Nanos,
-    ) {
-        for (index, (_, shard)) in locked.iter_mut().enumerate() {
-            if !self.is_full(0, 0) {
-                return;
-            }
-            let here = touched.iter().filter(|(at, _)| *at == index).map(|(_, place)| *place);
-            let keep: Vec<u32> = here.collect();
-            self.make_room(shard, 0, 0, &keep, now);
-        }
     }
 
     // --- housekeeping -------------------------------------------------------------------------------------------
