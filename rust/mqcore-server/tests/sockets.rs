@@ -195,12 +195,16 @@ async fn messages_published_before_a_connection_closes_are_delivered() {
 /// Whether the system of the server has everything that a peer has sent.
 #[cfg(target_os = "linux")]
 fn has_all(peer: &TcpStream) -> bool {
-    let port = format!(":{:04X}", peer.local_addr().expect("it is connected").port());
+    let port =
+        |address: std::io::Result<SocketAddr>| format!(":{:04X}", address.expect("it is connected").port());
+    // Connections to other servers may have the same local port.
+    let (here, there) = (port(peer.local_addr()), port(peer.peer_addr()));
+    let is_peer = |columns: &Vec<&str>| columns[1].ends_with(&here) && columns[2].ends_with(&there);
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_millis(300) {
         let table = std::fs::read_to_string("/proc/net/tcp").expect("Linux has it");
         let mut lines = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-        let line = lines.find(|columns| columns[1].ends_with(&port)).expect("it is open");
+        let line = lines.find(is_peer).expect("it is open");
         if line[4].starts_with("00000000:") {
             return true;
         }
