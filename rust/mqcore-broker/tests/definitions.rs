@@ -47,6 +47,9 @@ fn definitions_come_back_as_they_were() {
     }
     let waiting = intake::IntakeProgress { epoch: 3, through: 7, above: (9..100_000).collect() };
     assert!(encode_intake("n", &waiting).len() < 100, "one message that waits costs little");
+    let many = intake::IntakeProgress { epoch: 3, through: 7, above: (9..3_000_000).collect() };
+    let read = decode_definition(&intake_key("n"), &encode_intake("n", &many));
+    assert_eq!(read, Ok(Definition::Intake("n".into(), many)), "a sender may ignore its window");
     let listed = decode_definition(&intake_key("n"), b"1\nname=n\nepoch=3\nthrough=7\nabove=9,12\n");
     let progress = intake::IntakeProgress { epoch: 3, through: 7, above: [9, 12].into() };
     assert_eq!(listed, Ok(Definition::Intake("n".into(), progress)), "as earlier versions wrote it");

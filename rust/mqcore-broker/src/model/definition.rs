@@ -263,7 +263,7 @@ fn read_intake(pairs: &[(&str, &str)]) -> Option<intake::IntakeProgress> {
     for range in value("ranges").into_iter().flat_map(|ranges| ranges.split(',')) {
         let (first, last): (u64, u64) =
             range.split_once('-').map(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)))??;
-        if last.checked_sub(first)? >= intake::ABOVE_MAX {
+        if last.checked_sub(first)? >= intake::RANGE_MAX {
             return None;
         }
         above.extend(first..=last);

@@ -53,16 +53,16 @@ impl IntakeProgress {
     }
 }
 
-/// A range of done numbers in a record is shorter than this. Senders wait for confirmations long before.
-pub(crate) const ABOVE_MAX: u64 = 1 << 20;
+/// Maximum length of a range of done numbers in a record. A longer one in a damaged record would take all memory.
+pub(crate) const RANGE_MAX: u64 = 1 << 20;
 
-/// Returns the ranges of successive numbers: the first and the last of each.
+/// Returns the ranges of successive numbers, of at most [`RANGE_MAX`]: the first and the last of each.
 pub(crate) fn ranges(numbers: &BTreeSet<u64>) -> impl Iterator<Item = (u64, u64)> {
     let mut rest = numbers.iter().copied().peekable();
     std::iter::from_fn(move || {
         let first = rest.next()?;
         let mut last = first;
-        while let Some(next) = rest.next_if(|next| *next == last + 1) {
+        while let Some(next) = rest.next_if(|next| *next == last + 1 && *next - first < RANGE_MAX) {
             last = next;
         }
         Some((first, last))

@@ -31,7 +31,7 @@ pub(crate) enum Awaits {
     Consumer,
 }
 
-/// A delayed message, whose body may be paged out. Bodies are not paged out while they are here, but before.
+/// A delayed message. Its body may be paged out before it is inserted here, and not later.
 #[derive(Debug)]
 struct DelayedMessage {
     taken: Unlisted,
